@@ -1,0 +1,4 @@
+//! leasehold: a libvirt domain may run on a host only while that host holds the domain's ownership lease.
+
+pub mod lease;
+pub mod protocol;
