@@ -30,8 +30,8 @@ pub enum Lapse {
     Hold,
 }
 
-/// `[[rule]]`: for the domains it matches.
-#[derive(Debug, Clone)]
+/// `[[rule]]`: an exception by name or uuid; one that gives both must match both.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// A name pattern, where `*` is any text and `?` any one character.
     pub name: Option<String>,
