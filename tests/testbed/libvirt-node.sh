@@ -90,6 +90,10 @@ mount --bind "$home/log" /var/log/libvirt
 mkdir -p /etc/leasehold /var/lib/leasehold
 mount --bind "$home/leasehold" /etc/leasehold
 mount --bind "$home/state" /var/lib/leasehold
+# QEMU's start asks for this host's full name; without an answer here it waits for DNS servers that a namespace never
+# reaches (6 s a start).
+printf '127.0.0.1 localhost\n127.0.1.1 %s\n' "$name" >"$home/hosts"
+mount --bind "$home/hosts" /etc/hosts
 hostname "$name"
 ip link set lo up
 # libvirtd looks for hook scripts when it starts: put yours in place before, or reload it (SIGHUP).
