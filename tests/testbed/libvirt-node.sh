@@ -65,6 +65,9 @@ mkdir -p "$home/etc/hooks/qemu.d"
 grep -q "^host_uuid" "$home/etc/libvirtd.conf" || echo "host_uuid = \"$(cat /proc/sys/kernel/random/uuid)\"" >>"$home/etc/libvirtd.conf"
 # Labels are the machine's, and its policy knows nothing of WORKDIR.
 grep -q '^security_driver' "$home/etc/qemu.conf" || echo 'security_driver = "none"' >>"$home/etc/qemu.conf"
+# QEMU as root: WORKDIR may be closed to others; and where only root may open /dev/kvm, a QEMU of another user makes
+# libvirt probe it anew ten times at every start (6 s).
+grep -q '^user' "$home/etc/qemu.conf" || printf 'user = "root"\ngroup = "root"\n' >>"$home/etc/qemu.conf"
 case ${CGROUP:-v2} in
   v2) umount -l /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup ;;
   hybrid)
