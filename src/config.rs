@@ -5,7 +5,6 @@
 
 mod diagnosis;
 mod endpoint;
-mod glob;
 mod secret;
 mod section;
 pub mod span;
@@ -16,6 +15,7 @@ pub use secret::read_token;
 pub use section::KEYS;
 
 use crate::lease::id::{DomainId, NodeId};
+use crate::lease::policy::{Lapse, Policy, Rule};
 use crate::lease::timing::{Profile, Timing, TimingFault, Watchdog};
 use crate::protocol::Mode;
 use diagnosis::Source;
@@ -83,26 +83,6 @@ pub struct Contact {
     pub token_file: Option<PathBuf>,
     /// The certificate authority that signed the controllers' certificates, PEM.
     pub ca_file: Option<PathBuf>,
-}
-
-/// What becomes of a domain whose lease ran out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lapse {
-    /// It is killed by E.
-    Kill,
-    /// It runs on, no bound covers it, and only a receipt frees it.
-    Hold,
-}
-
-/// `[[rule]]`: an exception by name or uuid; one that gives both must match both.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rule {
-    /// A pattern for the whole libvirt name, with `*` and `?`.
-    pub name: Option<String>,
-    /// The domain itself.
-    pub uuid: Option<DomainId>,
-    /// What the rule says.
-    pub lapse: Lapse,
 }
 
 /// `[libvirt]`.
@@ -179,13 +159,16 @@ impl Config {
         })
     }
 
-    /// What becomes of this domain when its lease runs out. `name` is its libvirt name.
-    pub fn lapse_of(&self, domain: DomainId, name: &str) -> Lapse {
-        let matches = |rule: &&Rule| {
-            rule.uuid.is_none_or(|uuid| uuid == domain)
-                && rule.name.as_ref().is_none_or(|glob| glob::matches(glob, name))
-        };
-        self.rules.iter().find(matches).map_or(self.lapse, |rule| rule.lapse)
+    /// The lease core's part of it. No watchdog is armed by this version, so no bound is promised.
+    pub fn policy(&self) -> Policy {
+        Policy {
+            node: self.node.clone(),
+            observe: self.mode == Mode::Observe,
+            timing: self.timing,
+            rules: self.rules.clone(),
+            lapse: self.lapse,
+            bound: None,
+        }
     }
 
     /// Whether a watchdog is asked for. This version arms none: see [`Timing::bound`] for what that means.
@@ -330,7 +313,7 @@ fn rule(section: &Section<'_>) -> Result<Rule, ConfigError> {
     let Some(lapse) = section.choice("lapse", LAPSES)? else {
         return Err(section.missing("lapse", "say what the rule does: lapse = \"hold\", or \"kill\""));
     };
-    Ok(Rule { name: name.map(|placed| placed.value), uuid: uuid.map(|placed| placed.value), lapse: lapse.value })
+    Ok(Rule { name: name.map(|placed| placed.value), domain: uuid.map(|placed| placed.value), lapse: lapse.value })
 }
 
 fn hook_deadline(root: &Section<'_>) -> Result<Duration, ConfigError> {

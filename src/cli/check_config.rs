@@ -1,6 +1,7 @@
 //! `leasehold check-config`: whether a file would be accepted, what it means, and what is wise to know about it.
 
-use crate::config::{self, Config, Device, Lapse, span};
+use crate::config::{self, Config, Device, span};
+use crate::lease::policy::Lapse;
 use crate::lease::timing::{Profile, Watchdog};
 use crate::protocol::Mode;
 use std::io::{self, Write};

@@ -95,13 +95,13 @@ fn every_key_can_be_set() {
 fn the_first_rule_that_matches_wins() {
     let text = "[lapse]\naction = 'kill'\n[[rule]]\nname = 'a-1'\nlapse = 'kill'\n[[rule]]\nname = 'a-*'\nlapse = 'hold'\n\
                 [[rule]]\nname = 'b'\nuuid = 'fc3be091-56d3-4c69-8adb-2fdb8b0a35d2'\nlapse = 'hold'\n";
-    let config = parse(&format!("{text}{SMALLEST}")).unwrap();
+    let policy = parse(&format!("{text}{SMALLEST}")).unwrap().policy();
     let (x, y) = (DomainId::from_bytes([1; 16]), "fc3be091-56d3-4c69-8adb-2fdb8b0a35d2".parse().unwrap());
-    assert_eq!(config.lapse_of(x, "a-1"), Lapse::Kill);
-    assert_eq!(config.lapse_of(x, "a-2"), Lapse::Hold);
-    assert_eq!(config.lapse_of(x, "b"), Lapse::Kill, "a rule with name and uuid must match both");
-    assert_eq!(config.lapse_of(y, "b"), Lapse::Hold);
-    assert_eq!(config.lapse_of(y, "c"), Lapse::Kill);
+    assert_eq!(policy.lapse_of(x, "a-1"), Lapse::Kill);
+    assert_eq!(policy.lapse_of(x, "a-2"), Lapse::Hold);
+    assert_eq!(policy.lapse_of(x, "b"), Lapse::Kill, "a rule with name and uuid must match both");
+    assert_eq!(policy.lapse_of(y, "b"), Lapse::Hold);
+    assert_eq!(policy.lapse_of(y, "c"), Lapse::Kill);
 }
 
 #[test]

@@ -1,0 +1,398 @@
+//! The guard's decisions: one event in, actions out.
+//!
+//! **Mutate once, then drain**: call [`Guard::step`] with one event, carry out all its actions in order, publish
+//! [`Guard::permit`], then wait for the next event or until [`Guard::wake_at`], whichever comes first. When
+//! [`Turn::ledger_changed`] is set, `Ask` and `Reply` may leave only after the ledger is written; `Kill` and
+//! `Destroy` never wait for anything (rule 6).
+
+use super::event::{Action, Event, HookCall, Notice, Question, Scan, SeenCopy, Severity};
+use super::id::{BootId, DomainId, Epoch, Incarnation, ProcessKey, QuestionNumber};
+use super::ledger::{Copy, Entry, Ledger, Stage, label};
+use super::policy::{Lapse, Policy};
+use super::time::BootTime;
+use crate::protocol::{MAX_DOMAINS, Receipt};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Two questions are at least this far apart, so that no hint can make a guard flood its authority.
+const LEAST_GAP: Duration = Duration::from_millis(10);
+/// A start that has shown no process for this long is asked about at libvirt.
+const LONG_START: Duration = Duration::from_secs(20);
+/// Process start times are kept in ticks of 10 ms and rounded down (proc_pid_stat(5), field 22).
+const START_TICK: Duration = Duration::from_millis(20);
+/// Questions whose answers may still come in.
+const MOST_IN_FLIGHT: usize = 8;
+
+/// The state of one guard process.
+pub struct Guard {
+    pub(super) policy: Policy,
+    pub(super) incarnation: Incarnation,
+    pub(super) ledger: Ledger,
+    /// This boot had a ledger and it is lost: starts may be in flight that nobody remembers. Until libvirt says it
+    /// has none and a later scan has shown what lives, no permit, receipt or admission (facts CE2).
+    pub(super) amnesia: Option<Amnesia>,
+    /// Questions asked and neither folded in nor overtaken.
+    pub(super) asked: BTreeMap<QuestionNumber, Asked>,
+    /// The newest question whose answer was folded in.
+    pub(super) folded: QuestionNumber,
+    /// The newest question that every endpoint failed to answer, and why.
+    pub(super) failed: Option<(QuestionNumber, String)>,
+    pub(super) authority_clock: Option<AuthorityClock>,
+    pub(super) hooks: Vec<WaitingHook>,
+    next_question: QuestionNumber,
+    last_asked: Option<BootTime>,
+    ask_soon: bool,
+    hinted: BTreeSet<DomainId>,
+    announced: BTreeSet<(DomainId, Epoch)>,
+    scanned: BootTime,
+    scan_due: bool,
+    starts_asked: Option<BootTime>,
+    turned: BootTime,
+    pub(super) actions: Vec<Action>,
+}
+
+/// How far a guard without memory has come to know what is in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Amnesia {
+    /// Nothing is known.
+    Fresh,
+    /// libvirt had no start in flight at this instant.
+    QuietSince(BootTime),
+}
+
+/// A question whose answer has not come in.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) sent: BootTime,
+    pub(super) named: BTreeSet<DomainId>,
+    pub(super) receipts: Vec<Receipt>,
+    timeout: Duration,
+}
+
+/// The authority's clock in its last answer, and this node's around it.
+pub(super) struct AuthorityClock {
+    pub(super) authority: Incarnation,
+    pub(super) clock: Duration,
+    pub(super) sent: BootTime,
+}
+
+/// A hook that waits for its verdict.
+pub(super) struct WaitingHook {
+    pub(super) call: HookCall,
+    /// The first question asked after it came: only an answer to this one or a later one decides against it.
+    pub(super) question: QuestionNumber,
+    pub(super) scan_asked: bool,
+}
+
+/// What one event led to.
+#[must_use]
+#[derive(Debug)]
+pub struct Turn {
+    /// The ledger must be written before any `Ask` or `Reply` of this turn or a later one leaves.
+    pub ledger_changed: bool,
+    /// To be carried out in order.
+    pub actions: Vec<Action>,
+}
+
+/// What a guard starts with.
+#[derive(Debug)]
+pub enum Memory {
+    /// The first guard of this boot.
+    First(BootId),
+    /// The ledger of an earlier guard of this boot.
+    Restored(Ledger),
+    /// An earlier guard of this boot left no usable ledger.
+    Lost(BootId),
+}
+
+impl Guard {
+    /// A guard process at its start. Nothing is permitted before its first whole scan.
+    pub fn new(policy: Policy, incarnation: Incarnation, memory: Memory) -> Guard {
+        let amnesia = matches!(memory, Memory::Lost(_)).then_some(Amnesia::Fresh);
+        let ledger = match memory {
+            Memory::Restored(ledger) => ledger,
+            Memory::First(boot) | Memory::Lost(boot) => Ledger::new(boot),
+        };
+        Guard {
+            policy,
+            incarnation,
+            ledger,
+            amnesia,
+            asked: BTreeMap::new(),
+            folded: QuestionNumber(0),
+            failed: None,
+            authority_clock: None,
+            hooks: Vec::new(),
+            next_question: QuestionNumber(1),
+            last_asked: None,
+            ask_soon: true,
+            hinted: BTreeSet::new(),
+            announced: BTreeSet::new(),
+            scanned: BootTime::ZERO,
+            scan_due: true,
+            starts_asked: None,
+            turned: BootTime::ZERO,
+            actions: Vec::new(),
+        }
+    }
+
+    /// One event. See the module's contract.
+    pub fn step(&mut self, now: BootTime, event: Event) -> Turn {
+        let before = self.ledger.clone();
+        self.turned = now;
+        match event {
+            Event::Tick => {}
+            Event::Scanned(scan) => self.scanned(now, scan),
+            Event::Gone { domain, process } => self.gone(now, domain, process),
+            Event::Hook(call) => self.hook(now, call),
+            Event::Answered(answer) => self.answered(now, &answer),
+            Event::Unanswered { question, why } => self.unanswered(question, why),
+            Event::Hinted(domains) => {
+                self.hinted.extend(domains.into_iter().take(MAX_DOMAINS));
+                self.ask_soon = true;
+            }
+            Event::StartsInFlight { asked, domains } => self.starts_in_flight(asked, &domains),
+        }
+        self.give_up_overdue_questions(now);
+        for (&id, entry) in &mut self.ledger.domains {
+            entry.held_on_lapse = self.policy.lapse_of(id, &entry.name) == Lapse::Hold;
+        }
+        self.enforce(now);
+        self.settle_hooks(now);
+        self.ask_if_due(now);
+        self.look_if_due(now);
+        self.ledger.prune();
+        Turn { ledger_changed: self.ledger != before, actions: std::mem::take(&mut self.actions) }
+    }
+
+    /// The instant until which feeding the watchdog is proven safe (rule 4). Publish it after every step.
+    pub fn permit(&self) -> BootTime {
+        if self.amnesia.is_some() {
+            return BootTime::ZERO;
+        }
+        let timing = &self.policy.timing;
+        // A hung scan or a hung core makes the permit pass, whatever the leases say.
+        let cap = (self.scanned + timing.ttl).min(self.turned + timing.ttl);
+        if self.policy.observe {
+            return cap;
+        }
+        let enforced = self.ledger.domains.values().filter(|entry| !entry.held_on_lapse);
+        enforced.flat_map(|entry| self.limits(entry)).fold(cap, BootTime::min)
+    }
+
+    /// The instant at which [`Event::Tick`] is due if nothing happens before.
+    pub fn wake_at(&self, now: BootTime) -> BootTime {
+        let asking = if self.ask_soon && self.asked.is_empty() {
+            self.last_asked.map_or(now, |last| last + LEAST_GAP)
+        } else {
+            self.last_asked.map_or(now, |last| last + self.policy.timing.renew)
+        };
+        let overdue = self.asked.values().map(|asked| asked.sent + asked.timeout);
+        let hooks = self.hooks.iter().map(|hook| hook.call.answer_by);
+        let deadlines = self.ledger.domains.values().flat_map(|entry| self.deadlines(entry));
+        overdue.chain(hooks).chain(deadlines).filter(|&at| at > now).fold(asking.max(now), BootTime::min)
+    }
+
+    /// The ledger, to be written.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// When the last whole scan began.
+    pub(super) fn last_scan(&self) -> Option<BootTime> {
+        (self.scanned > BootTime::ZERO).then_some(self.scanned)
+    }
+
+    // --- what lives ---------------------------------------------------------------------------------------------
+
+    fn scanned(&mut self, now: BootTime, scan: Scan) {
+        if scan.began <= self.scanned {
+            return;
+        }
+        self.scanned = scan.began;
+        for seen in &scan.copies {
+            self.seen(now, seen);
+        }
+        for entry in self.ledger.domains.values_mut() {
+            let Some(open) = &entry.admission else { continue };
+            // rule 8: libvirt's word, or its death, closes an admission only with a scan begun later that found nothing
+            let dead = open.daemon.is_some_and(|daemon| scan.dead_daemons.contains(&daemon));
+            if open.over.is_some_and(|over| scan.began > over) || dead {
+                entry.stirred = entry.stirred.max(Some(open.over.unwrap_or(open.since)));
+                entry.admission = None;
+            }
+        }
+        if let Some(Amnesia::QuietSince(asked)) = self.amnesia
+            && scan.began > asked
+        {
+            self.amnesia = None;
+            self.tell(
+                Severity::Warning,
+                "the lost ledger is made good: libvirt has no start in flight and every running domain is known again"
+                    .into(),
+            );
+        }
+    }
+
+    fn seen(&mut self, now: BootTime, seen: &SeenCopy) {
+        let entry = self.ledger.domains.entry(seen.domain).or_default();
+        entry.name.clone_from(&seen.name);
+        if let Some(known) = entry.copies.iter_mut().find(|copy| copy.process == seen.process) {
+            known.state = seen.state;
+            return;
+        }
+        // rule 9: a process belongs to the epoch under which its own start was let through
+        let admitted = entry
+            .admission
+            .take_if(|open| open.stage == Stage::Started && seen.started + START_TICK >= open.since)
+            .map(|open| (open.epoch, open.expires));
+        let expires = admitted.map_or(now + self.policy.chance(), |(_, expires)| expires);
+        let epoch = admitted.map(|(epoch, _)| epoch);
+        entry.copies.push(Copy { process: seen.process, epoch, seen: now, state: seen.state, expires, dying: None });
+        if admitted.is_none() {
+            let (who, pid) = (label(&seen.name, seen.domain), seen.process.pid);
+            self.ask_soon = true;
+            self.tell(
+                Severity::Warning,
+                format!("domain {who} runs (process {pid}) and no start of it was let through here: it is asked about now, and dies unless the authority allows it"),
+            );
+        }
+    }
+
+    fn gone(&mut self, now: BootTime, domain: DomainId, process: ProcessKey) {
+        let Some(entry) = self.ledger.domains.get_mut(&domain) else { return };
+        let Some(at) = entry.copies.iter().position(|copy| copy.process == process) else { return };
+        let copy = entry.copies.remove(at);
+        entry.stirred = Some(now);
+        let who = label(&entry.name, domain);
+        // A receipt, or a start that waits, needs a scan begun after this.
+        self.scan_due = true;
+        let text = match &copy.dying {
+            Some(dying) => format!(
+                "domain {who}, process {}, is gone {:.3} s after it was condemned ({})",
+                process.pid,
+                now.since(dying.since).as_secs_f64(),
+                dying.why
+            ),
+            None => format!("domain {who}, process {}, ended by itself and is gone", process.pid),
+        };
+        self.tell(Severity::Info, text);
+    }
+
+    fn starts_in_flight(&mut self, asked: BootTime, domains: &[DomainId]) {
+        for (id, entry) in &mut self.ledger.domains {
+            if let Some(open) = &mut entry.admission
+                && open.since < asked
+                && !domains.contains(id)
+            {
+                open.over = open.over.max(Some(asked));
+                self.scan_due = true;
+            }
+        }
+        if self.amnesia == Some(Amnesia::Fresh) && domains.is_empty() {
+            self.amnesia = Some(Amnesia::QuietSince(asked));
+            self.scan_due = true;
+        }
+    }
+
+    fn look_if_due(&mut self, now: BootTime) {
+        let overlong = |entry: &Entry| {
+            entry.admission.as_ref().is_some_and(|open| open.over.is_none() && now.since(open.since) >= LONG_START)
+        };
+        let unsure = self.amnesia == Some(Amnesia::Fresh) || self.ledger.domains.values().any(overlong);
+        if unsure && self.starts_asked.is_none_or(|last| now.since(last) >= self.policy.timing.renew) {
+            self.starts_asked = Some(now);
+            self.actions.push(Action::AskStarts);
+        }
+        if std::mem::take(&mut self.scan_due) {
+            let open = self.ledger.domains.values().filter_map(|entry| entry.admission.as_ref());
+            let daemons = open.filter_map(|admission| admission.daemon).collect();
+            self.actions.push(Action::Scan { daemons });
+        }
+    }
+
+    // --- questions ----------------------------------------------------------------------------------------------
+
+    /// Says that a question should not wait for its turn.
+    pub(super) fn ask_soon(&mut self) {
+        self.ask_soon = true;
+    }
+
+    /// Says that the next question names this domain, and should not wait for its turn.
+    pub(super) fn name_soon(&mut self, domain: DomainId) {
+        self.hinted.insert(domain);
+        self.ask_soon = true;
+    }
+
+    /// Says that a scan should not wait for its turn.
+    pub(super) fn scan_soon(&mut self) {
+        self.scan_due = true;
+    }
+
+    /// The number of the next question to be asked.
+    pub(super) fn next_question(&self) -> QuestionNumber {
+        self.next_question
+    }
+
+    fn unanswered(&mut self, question: QuestionNumber, why: String) {
+        if let Some(asked) = self.asked.remove(&question) {
+            self.hinted.extend(asked.named.into_iter().filter(|id| !self.ledger.domains.contains_key(id)));
+            if self.failed.as_ref().is_none_or(|(last, _)| *last < question) {
+                self.failed = Some((question, why));
+            }
+        }
+    }
+
+    fn give_up_overdue_questions(&mut self, now: BootTime) {
+        let overdue: Vec<_> =
+            self.asked.iter().filter(|(_, asked)| now >= asked.sent + asked.timeout).map(|(&n, _)| n).collect();
+        for question in overdue {
+            self.unanswered(question, "no answer in time".into());
+        }
+    }
+
+    fn ask_if_due(&mut self, now: BootTime) {
+        let receipts = self.receipts_due();
+        let news = receipts.iter().any(|r| !self.announced.contains(&(r.domain, r.epoch)));
+        self.ask_soon |= news;
+        let (gap, renew) = (LEAST_GAP, self.policy.timing.renew);
+        let regular = self.last_asked.is_none_or(|last| now >= last + renew);
+        let soon = self.ask_soon && self.asked.is_empty() && self.last_asked.is_none_or(|last| now >= last + gap);
+        if !(regular || soon) {
+            return;
+        }
+        let mut wanted: BTreeMap<DomainId, String> =
+            std::mem::take(&mut self.hinted).into_iter().map(|id| (id, String::new())).collect();
+        wanted.extend(self.hooks.iter().map(|hook| (hook.call.domain, hook.call.name.clone())));
+        // rule 2: only what was seen running or wanted before the question is sent
+        let here = self.ledger.domains.iter().filter(|(id, entry)| entry.is_here() || wanted.contains_key(id));
+        let mut domains: Vec<_> = here.map(|(&id, entry)| entry.named(id)).collect();
+        wanted.retain(|id, _| !self.ledger.domains.contains_key(id));
+        domains.extend(wanted.into_iter().map(|(id, name)| Entry { name, ..Entry::default() }.named(id)));
+        domains.truncate(MAX_DOMAINS);
+        let number = self.next_question;
+        self.next_question = QuestionNumber(number.0 + 1);
+        self.announced = receipts.iter().map(|r| (r.domain, r.epoch)).collect();
+        let named = domains.iter().map(|named| named.domain).collect();
+        let timeout = self.policy.timing.request_timeout();
+        self.asked.insert(number, Asked { sent: now, named, receipts: receipts.clone(), timeout });
+        while self.asked.len() > MOST_IN_FLIGHT {
+            self.asked.pop_first();
+        }
+        self.last_asked = Some(now);
+        self.ask_soon = false;
+        self.actions.push(Action::Ask(Question { number, sent: now, timeout, domains, receipts }));
+    }
+
+    fn receipts_due(&self) -> Vec<Receipt> {
+        // An observing node refuses no start, so it can promise nothing about an epoch; one without memory neither.
+        if self.policy.observe || self.amnesia.is_some() {
+            return Vec::new();
+        }
+        self.ledger.domains.iter().filter_map(|(&id, entry)| entry.receipt(id, self.scanned)).collect()
+    }
+
+    pub(super) fn tell(&mut self, severity: Severity, text: String) {
+        self.actions.push(Action::Tell(Notice { severity, text }));
+    }
+}

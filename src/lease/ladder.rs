@@ -1,0 +1,121 @@
+//! From lapse to SIGKILL: which processes must die, when each step is due, and what all that means for the permit.
+
+use super::event::{Action, Severity};
+use super::guard::Guard;
+use super::id::DomainId;
+use super::ledger::{Copy, Dying, Entry, denial, label};
+use super::policy::Policy;
+use super::time::BootTime;
+
+impl Guard {
+    /// Takes every step that is due at `now`.
+    pub(super) fn enforce(&mut self, now: BootTime) {
+        let mut due = Vec::new();
+        for (&id, entry) in &mut self.ledger.domains {
+            for at in 0..entry.copies.len() {
+                if entry.copies[at].dying.is_none()
+                    && let Some(dying) = condemn(&self.policy, entry, &entry.copies[at], now)
+                {
+                    entry.copies[at].dying = Some(dying);
+                    due.push(Due::Condemned(id, at));
+                }
+                if let Some(dying) = &mut entry.copies[at].dying
+                    && !dying.killed
+                    && now >= dying.kill_at
+                {
+                    dying.killed = true;
+                    due.push(Due::Kill(id, at));
+                }
+            }
+        }
+        for step in due {
+            self.act(now, step);
+        }
+    }
+
+    fn act(&mut self, now: BootTime, step: Due) {
+        let (Due::Condemned(domain, at) | Due::Kill(domain, at)) = step;
+        let entry = &self.ledger.domains[&domain];
+        let copy = &entry.copies[at];
+        let Some(dying) = &copy.dying else { return };
+        let (name, process) = (entry.name.clone(), copy.process);
+        let who = label(&name, domain);
+        let (why, kill_at) = (dying.why.clone(), dying.kill_at);
+        match step {
+            Due::Condemned(..) if self.policy.observe => {
+                self.tell(
+                    Severity::Warning,
+                    format!("observing: would kill domain {who}, process {}: {why}", process.pid),
+                );
+            }
+            Due::Condemned(..) => {
+                let left = kill_at.left(now).as_secs_f64();
+                let next = if left > 0.0 {
+                    format!("libvirt is asked to destroy it; SIGKILL follows in {left:.1} s")
+                } else {
+                    "SIGKILL follows at once".to_owned()
+                };
+                self.tell(Severity::Error, format!("domain {who}, process {}, must die: {why}. {next}", process.pid));
+                if kill_at > now {
+                    self.actions.push(Action::Destroy { domain, name, by: kill_at });
+                }
+            }
+            // safety: an observing node promised no bound and gives no receipts, so nobody relies on this kill.
+            Due::Kill(..) if self.policy.observe => {}
+            Due::Kill(..) => self.actions.push(Action::Kill { domain, process }),
+        }
+    }
+
+    /// The instants at which this domain needs a step.
+    pub(super) fn deadlines(&self, entry: &Entry) -> Vec<BootTime> {
+        let step = |copy: &Copy| match &copy.dying {
+            Some(dying) => dying.kill_at,
+            None if entry.held_on_lapse => BootTime::NEVER,
+            None => self.policy.timing.lapse(copy.expires),
+        };
+        entry.copies.iter().map(step).collect()
+    }
+
+    /// The instants past which this domain forbids feeding the watchdog (rule 4): its living processes, the dead that
+    /// are not yet silent among them, and its open admission.
+    pub(super) fn limits(&self, entry: &Entry) -> Vec<BootTime> {
+        let timing = &self.policy.timing;
+        let copy = |copy: &Copy| match copy.epoch {
+            // Found running: until an answer has named it, nothing says that it may live for an instant more.
+            None if copy.dying.is_none() => copy.seen,
+            _ => timing.last_feed(copy.expires),
+        };
+        let admission = entry.admission.iter().map(|open| timing.last_feed(open.expires));
+        entry.copies.iter().map(copy).chain(admission).collect()
+    }
+}
+
+/// A step of the ladder that is due for the copy at this place of its entry.
+#[derive(Clone, Copy)]
+enum Due {
+    Condemned(DomainId, usize),
+    Kill(DomainId, usize),
+}
+
+/// Whether this process must die, and by when.
+fn condemn(policy: &Policy, entry: &Entry, copy: &Copy, now: BootTime) -> Option<Dying> {
+    let timing = &policy.timing;
+    let expires = copy.expires;
+    let sealed = copy.epoch.is_some_and(|epoch| entry.is_sealed(epoch));
+    let newer =
+        entry.lease.as_ref().map(|lease| lease.epoch).filter(|&epoch| copy.epoch.is_some_and(|own| own < epoch));
+    let (why, kill_at) = if let (true, Some(seal)) = (sealed, &entry.seal) {
+        (format!("its lease was revoked: {}", denial(&seal.reason, seal.epoch, &policy.node)), now + timing.polite)
+    } else if let Some(epoch) = newer {
+        (format!("it started under an older epoch than the lease, {epoch}: it is stale"), now + timing.polite)
+    } else if entry.held_on_lapse || now < timing.lapse(expires) {
+        return None;
+    } else if copy.epoch.is_none() {
+        ("it runs without a lease, and no answer has allowed it".to_owned(), expires)
+    } else {
+        ("its lease was not renewed in time: no answer from the authority renewed it".to_owned(), expires)
+    };
+    // A revocation never lets a domain live longer than its lease would have.
+    let kill_at = if expires > now { kill_at.min(expires) } else { kill_at };
+    Some(Dying { why, since: now, kill_at, killed: false })
+}

@@ -1,0 +1,138 @@
+//! What `leasehold status` shows: the ledger as an operator reads it. The JSON is stable: keys are only added.
+
+use super::admission;
+use super::guard::Guard;
+use super::id::{BootId, DomainId, Epoch, NodeId};
+use super::ledger::{Entry, Right, denial};
+use super::time::BootTime;
+use crate::protocol::{Mode, NamedState};
+use serde::{Deserialize, Serialize};
+
+/// The state of a node's guard.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusView {
+    /// This node.
+    pub node: NodeId,
+    /// Whether it enforces.
+    pub mode: Mode,
+    /// This boot.
+    pub boot_id: BootId,
+    /// Since the newest answered question was sent; null: none was answered in this boot.
+    pub contact_age_ms: Option<u64>,
+    /// Why the last question was not answered, if it was not.
+    pub contact_failure: Option<String>,
+    /// The lease ttl.
+    pub ttl_ms: u64,
+    /// The bound this node promises; null: receipts only.
+    pub bound_ms: Option<u64>,
+    /// For how much longer feeding a watchdog would be proven safe; zero: it is not.
+    pub permit_left_ms: u64,
+    /// Since the last whole scan began; null: none yet.
+    pub scan_age_ms: Option<u64>,
+    /// True: this boot's ledger was lost, and nothing is admitted before it is made good.
+    pub ledger_lost: bool,
+    /// Faults of the installation the guard noticed, each with its remedy.
+    #[serde(default)]
+    pub faults: Vec<String>,
+    /// Every domain known here.
+    pub domains: Vec<DomainView>,
+}
+
+/// One domain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DomainView {
+    /// The domain.
+    pub domain: DomainId,
+    /// Its name.
+    pub name: String,
+    /// Its lease.
+    pub lease: LeaseView,
+    /// The epoch of the lease, or of the denial.
+    pub epoch: Option<Epoch>,
+    /// Until the lease runs out; zero: it has, or there is none.
+    pub left_ms: u64,
+    /// What of it is here.
+    pub state: NamedState,
+    /// Its processes that are not proven gone.
+    pub pids: Vec<i32>,
+    /// Why it is as it is, for people.
+    pub why: String,
+}
+
+/// Where a domain's lease stands on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaseView {
+    /// It may start and run.
+    Held,
+    /// It may arrive by live migration.
+    Incoming,
+    /// It may run on.
+    Hold,
+    /// It was not renewed in time.
+    Expired,
+    /// Denied by the authority.
+    Denied,
+    /// Nothing was said yet.
+    None,
+}
+
+impl Guard {
+    /// The state at `now`.
+    pub fn view(&self, now: BootTime) -> StatusView {
+        let millis = |span: std::time::Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        let unanswered = self.failed.as_ref().filter(|(question, _)| *question > self.folded);
+        StatusView {
+            node: self.policy.node.clone(),
+            mode: if self.policy.observe { Mode::Observe } else { Mode::Enforce },
+            boot_id: self.ledger.boot,
+            contact_age_ms: self.ledger.contact.map(|contact| millis(now.since(contact))),
+            contact_failure: unanswered.map(|(_, why)| why.clone()),
+            ttl_ms: millis(self.policy.timing.ttl),
+            bound_ms: self.policy.bound.map(millis),
+            permit_left_ms: millis(self.permit().left(now)),
+            scan_age_ms: self.last_scan().map(|began| millis(now.since(began))),
+            ledger_lost: self.amnesia.is_some(),
+            faults: Vec::new(),
+            domains: self.ledger.domains.iter().map(|(&id, entry)| self.domain_view(id, entry, now)).collect(),
+        }
+    }
+
+    fn domain_view(&self, domain: DomainId, entry: &Entry, now: BootTime) -> DomainView {
+        let node = &self.policy.node;
+        let dying = entry.copies.iter().find_map(|copy| copy.dying.as_ref());
+        let lease = match (&entry.lease, &entry.seal) {
+            (Some(lease), _) if now >= lease.expires => LeaseView::Expired,
+            (Some(lease), _) => match lease.right {
+                Right::Own => LeaseView::Held,
+                Right::Incoming => LeaseView::Incoming,
+                Right::Hold => LeaseView::Hold,
+            },
+            (None, Some(_)) => LeaseView::Denied,
+            (None, None) => LeaseView::None,
+        };
+        let why = match (dying, &entry.lease, &entry.seal) {
+            (Some(dying), ..) => {
+                format!("condemned {:.1} s ago: {}", now.since(dying.since).as_secs_f64(), dying.why)
+            }
+            (None, Some(_), _) => match admission::may_reconnect(entry, domain, node, now) {
+                Ok(()) if entry.held_on_lapse => "renewed by the authority; held, not killed, on lapse".to_owned(),
+                Ok(()) => "renewed by the authority".to_owned(),
+                Err(sentence) => sentence,
+            },
+            (None, None, Some(seal)) => denial(&seal.reason, seal.epoch, node),
+            (None, None, None) => "found running without a lease; the authority is being asked".to_owned(),
+        };
+        let sealed = entry.seal.as_ref().map(|seal| seal.epoch);
+        DomainView {
+            domain,
+            name: entry.name.clone(),
+            lease,
+            epoch: entry.lease.as_ref().map(|lease| lease.epoch).or(sealed),
+            left_ms: entry.valid_lease(now).map_or(0, |lease| lease.expires.left(now).as_millis() as u64),
+            state: entry.named(domain).state,
+            pids: entry.copies.iter().map(|copy| copy.process.pid).collect(),
+            why,
+        }
+    }
+}
