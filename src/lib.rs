@@ -1,4 +1,6 @@
 //! leasehold: a libvirt domain may run on a host only while that host holds the domain's ownership lease.
 
+#[cfg(feature = "leasehold-authority")]
+pub mod authority;
 pub mod lease;
 pub mod protocol;
