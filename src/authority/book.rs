@@ -420,9 +420,12 @@ impl Book {
         let name = self.name_of(domain);
         for (share, exit) in &exits {
             let ShareRecord { node, epoch, .. } = share;
-            self.log.push(format!(
-                "revoke domain={domain} name={name:?} node={node} epoch={epoch} reason={reason:?} gone={exit:?}"
-            ));
+            let safe = match exit {
+                Exit::Gone(_) => "safe at once".to_owned(),
+                Exit::Bound { at, .. } => format!("safe in {} ms", at.left(now.at).as_millis()),
+                Exit::Receipt => "no bound covers it, only a receipt".to_owned(),
+            };
+            self.log.push(format!("revoke domain={domain} name={name:?} node={node} epoch={epoch}: {reason}; {safe}"));
         }
         self.change(domain, |lease| {
             lease.record.name = name;
@@ -509,7 +512,7 @@ impl Book {
     /// A new share under a new epoch, not yet in the lease.
     pub(super) fn share(&mut self, now: Now, domain: DomainId, node: &NodeId, what: &str) -> ShareRecord {
         let epoch = self.draw();
-        let name = self.name_of(domain);
+        let name = self.leases.get(&domain).map_or("", |lease| &lease.record.name);
         self.log.push(format!("{what} domain={domain} name={name:?} node={node} epoch={epoch}"));
         ShareRecord { node: node.clone(), epoch, since: now.wall.to_owned(), held: false }
     }

@@ -62,12 +62,14 @@ impl Book {
         if let Some(to) = opens {
             self.room_on(to)?;
         }
-        let owner = (!owned).then(|| self.share(now, domain, node, "grant"));
-        let open = opens.map(|to| self.share(now, domain, to, "incoming"));
         self.change(domain, |lease| {
             if let Some(name) = name {
                 lease.record.name = name.chars().take(MAX_NAME).collect();
             }
+        });
+        let owner = (!owned).then(|| self.share(now, domain, node, "grant"));
+        let open = opens.map(|to| self.share(now, domain, to, "incoming"));
+        self.change(domain, |lease| {
             lease.record.forget = false;
             lease.record.then = None;
             lease.unclaimed.extend(owner.iter().chain(&open).map(|share| share.epoch));

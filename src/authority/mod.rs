@@ -6,7 +6,10 @@
 
 pub mod book;
 mod boots;
+pub mod clock;
 mod leases;
 pub mod records;
 mod renew;
+pub mod server;
+pub mod store;
 mod view;

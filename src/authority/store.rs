@@ -60,10 +60,12 @@ impl Store {
         let lock = lock.map_err(|e| wrong("lock", &e))?;
         match lock.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(StoreError(format!(
-                "another leasehold-authority has {} open: two would grant one domain twice; stop it, or name another --data",
-                dir.display()
-            ))),
+            Err(TryLockError::WouldBlock) => {
+                return Err(StoreError(format!(
+                    "another leasehold-authority has {} open: two would grant one domain twice; stop it, or name another --data",
+                    dir.display()
+                )));
+            }
             Err(TryLockError::Error(e)) => return Err(wrong("lock", &e)),
         }
         let path = dir.join("authority.redb");
