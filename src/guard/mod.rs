@@ -173,7 +173,8 @@ fn leave_hook_settings(config: &Config) -> Result<(), String> {
 /// For each endpoint one way to ask and one to watch.
 fn sources(config: &Config, facts: &NodeFacts) -> Result<Vec<(Box<dyn Source>, Box<dyn Source>)>, String> {
     let native = |endpoint: &str| -> Result<Box<dyn Source>, String> {
-        let client = config.client(endpoint).map_err(|error| error.to_string())?;
+        let token = config.contact.token_file.as_deref().map(crate::config::read_token).transpose().map_err(|error| error.to_string())?;
+        let client = crate::sources::http::Client::new(endpoint, token);
         Ok(Box::new(Native::new(client, endpoint, facts.clone())))
     };
     let urls = config.contact.endpoints.iter().map(|endpoint| endpoint.to_string());
