@@ -223,7 +223,9 @@ impl World {
 
     fn never_two(&mut self) {
         let alive: usize = self.nodes.iter().map(|n| n.processes.iter().filter(|p| p.alive).count()).sum();
-        if alive > 1 {
+        // Stricter than two copies: whoever is told "yours" could start in that very instant.
+        let elsewhere = self.owner().is_some_and(|owner| self.running().iter().any(|&at| at != owner));
+        if alive > 1 || elsewhere {
             let tail = self.trace.len().saturating_sub(60);
             panic!("two copies at {:?}\n{}", self.now, self.trace[tail..].join("\n"));
         }
