@@ -23,13 +23,17 @@ pub mod domains;
 pub mod files;
 mod flush;
 pub mod gone;
+pub mod hook_audit;
+pub mod host;
 pub mod kill;
 pub mod libvirt;
+pub mod lock;
 pub mod process;
 pub mod state_files;
 mod sys;
 mod tcp_table;
 pub mod traces;
+pub mod watch;
 
 #[cfg(test)]
 mod testing;
