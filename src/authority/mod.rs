@@ -8,6 +8,8 @@ pub mod book;
 mod boots;
 pub mod clock;
 mod leases;
+#[cfg(test)]
+mod oracle;
 pub mod records;
 mod renew;
 pub mod server;
