@@ -4,3 +4,4 @@
 pub mod authority;
 pub mod lease;
 pub mod protocol;
+pub mod sources;

@@ -1,0 +1,3 @@
+//! Where contact and claims come from.
+
+pub mod http;
