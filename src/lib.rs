@@ -2,6 +2,7 @@
 
 #[cfg(feature = "leasehold-authority")]
 pub mod authority;
+pub mod cli;
 pub mod lease;
 pub mod protocol;
 pub mod sources;
