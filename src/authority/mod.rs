@@ -14,4 +14,6 @@ pub mod records;
 mod renew;
 pub mod server;
 pub mod store;
+#[cfg(test)]
+mod tests;
 mod view;
