@@ -1,0 +1,88 @@
+//! The core thread: one channel in, the lease core decides, actions out. It blocks on nothing but its channel.
+
+use super::killer::Killer;
+use super::outbox::{Outbox, Outward};
+use super::polite::Polite;
+use super::record::Record;
+use super::scan::Scanner;
+use crate::lease::event::{Action, Event, Severity};
+use crate::lease::guard::Guard;
+use crate::lease::view::StatusView;
+use crate::node::clock::{self, BootTimer};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender};
+
+/// What the core thread is told.
+pub enum Input {
+    /// An event for the lease core.
+    Event(Event),
+    /// Somebody wants to see the state.
+    Status(SyncSender<StatusView>),
+}
+
+/// The permit, published after every turn: the BOOTTIME nanosecond until which feeding a watchdog is proven safe.
+#[derive(Debug, Default)]
+pub struct Permit(AtomicU64);
+
+impl Permit {
+    fn publish(&self, until: crate::lease::time::BootTime) {
+        self.0.store(until.as_nanos(), Ordering::Release);
+    }
+}
+
+/// Where the core's actions go.
+pub struct Hands {
+    /// Questions and verdicts, behind the ledger.
+    pub outbox: Outbox,
+    /// Scans.
+    pub scanner: Scanner,
+    /// SIGKILL.
+    pub killer: Killer,
+    /// libvirt's own destroy, and its word on starts in flight.
+    pub polite: Polite,
+    /// The operator.
+    pub record: Record,
+}
+
+/// Runs until the process ends.
+pub fn run(mut guard: Guard, inputs: Receiver<Input>, hands: &Hands, timer: &BootTimer, permit: &Arc<Permit>) {
+    carry_out(&mut guard, Event::Tick, hands, timer, permit);
+    while let Ok(input) = inputs.recv() {
+        match input {
+            Input::Event(event) => carry_out(&mut guard, event, hands, timer, permit),
+            Input::Status(reply) => {
+                let mut view = guard.view(clock::now());
+                view.faults = hands.scanner.faults();
+                // Whoever asked may have gone; the status is lost with it.
+                let _ = reply.try_send(view);
+            }
+        }
+    }
+}
+
+fn carry_out(guard: &mut Guard, event: Event, hands: &Hands, timer: &BootTimer, permit: &Permit) {
+    let turn = guard.step(clock::now(), event);
+    permit.publish(guard.permit());
+    // rule 6: what kills goes first and waits for nothing
+    let mut outward = Vec::new();
+    for action in turn.actions {
+        match action {
+            Action::Kill { domain, process } => hands.killer.kill(domain, process),
+            Action::Destroy { domain, name, by } => hands.polite.destroy(domain, name, by),
+            Action::Scan { daemons } => hands.scanner.scan_now(daemons),
+            Action::AskStarts => hands.polite.ask_starts(),
+            Action::Tell(notice) => hands.record.tell(notice),
+            Action::Ask(question) => outward.push(Outward::Ask(question)),
+            Action::Reply { hook, verdict } => outward.push(Outward::Reply(hook, verdict)),
+        }
+    }
+    let ledger = turn.ledger_changed.then(|| guard.ledger().to_bytes());
+    if ledger.is_some() || !outward.is_empty() {
+        hands.outbox.send(ledger, outward);
+    }
+    if let Err(error) = timer.set(guard.wake_at(clock::now())) {
+        hands.record.say(Severity::Error, format!("cannot set the timer on CLOCK_BOOTTIME: {error}. The guard ends and is to be restarted"));
+        std::process::abort();
+    }
+}

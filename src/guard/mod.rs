@@ -1,0 +1,203 @@
+//! The daemon: threads and their wiring. Data flows one way: sources and node → events → lease core → actions → node.
+//!
+//! | thread | does | may block on |
+//! |---|---|---|
+//! | core | decides, publishes the permit | its channel |
+//! | ticker | wakes the core when time has come | CLOCK_BOOTTIME |
+//! | outbox | writes the ledger, then lets questions and verdicts go | tmpfs |
+//! | renew, watch | ask each endpoint, hold each endpoint's hint | the network |
+//! | scan | finds domains, holds pidfds | /proc |
+//! | prove | proves one end | a flush |
+//! | kill | SIGKILL until gone | nothing |
+//! | polite | has libvirt destroy | libvirt, with a deadline |
+//! | socket, peer | hooks and status | their peers, with a deadline |
+//! | record | log | anything |
+//!
+//! The guard is built to be killed at any instant: there is no shutdown, only the ledger.
+
+mod core;
+mod killer;
+mod outbox;
+mod polite;
+mod record;
+mod renew;
+mod scan;
+mod socket;
+
+use crate::config::Config;
+use crate::lease::event::{Event, Severity};
+use crate::lease::guard::{Guard, Memory};
+use crate::lease::id::BootId;
+use crate::lease::ledger::{Ledger, Recovered};
+use crate::local::{self, HookSettings};
+use crate::node::clock::BootTimer;
+use crate::node::libvirt::Libvirt;
+use crate::node::lock::OnlyOne;
+use crate::node::files::{self, Durability};
+use crate::node::host;
+use crate::sources::Source;
+use crate::sources::native::{Native, NodeFacts};
+use self::core::{Hands, Input, Permit};
+use record::Record;
+use scan::{Copies, Places, Scanner};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+/// The most often that the host is scanned without a reason.
+const SCAN_INTERVAL: Duration = Duration::from_secs(2);
+/// The largest ledger read: 10 000 domains take about 8 MiB.
+const MAX_LEDGER: usize = 64 << 20;
+
+/// Runs the guard; it returns only if it could not start.
+pub fn run(config: &Config) -> String {
+    match start(config) {
+        Ok(never) => match never {},
+        Err(why) => why,
+    }
+}
+
+enum Never {}
+
+fn start(config: &Config) -> Result<Never, String> {
+    // A thread that panics must not leave the others behind with half a guard: the process ends and is restarted.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+    let run_dir = &config.run_dir;
+    std::fs::create_dir_all(run_dir).map_err(|error| format!("cannot create {}: {error}", run_dir.display()))?;
+    let _only_one = OnlyOne::take(&run_dir.join("guard.lock")).map_err(|error| error.to_string())?;
+    let boot = host::boot_id().map_err(|error| format!("cannot read this boot's id: {error}"))?;
+    let record = Record::start().map_err(cannot_start)?;
+    let memory = recover(run_dir, boot, &record)?;
+    let remembered = match &memory {
+        Memory::Restored(ledger) => processes(ledger),
+        _ => Vec::new(),
+    };
+    leave_hook_settings(config)?;
+
+    let facts = NodeFacts {
+        node: config.node.clone(),
+        boot,
+        machine: host::machine(&config.state_dir).map_err(|error| format!("cannot tell which machine this is: {error}"))?,
+        incarnation: host::incarnation(),
+        mode: config.mode,
+        ttl: config.timing.ttl,
+        bound: config.policy().bound,
+    };
+    let incarnation = facts.incarnation;
+    let sources = sources(config, &facts)?;
+
+    let (core, inputs) = channel();
+    let (copies, waiting) = (Copies::default(), outbox::Waiting::default());
+    let timer = BootTimer::new().map_err(cannot_start)?;
+    let timer = Arc::new(timer);
+    start_ticker(timer.clone(), core.clone()).map_err(cannot_start)?;
+    let libvirt = Libvirt::new(&config.libvirt.uri);
+    let places = Places {
+        libvirt_run_dir: config.libvirt.run_dir.clone(),
+        hooks_dir: config.libvirt.hooks_dir.clone(),
+        interval: SCAN_INTERVAL.min(config.timing.renew),
+    };
+    let renewer = renew::Renewer::start(sources, &core, &record).map_err(cannot_start)?;
+    let hands = Hands {
+        outbox: outbox::Outbox::start(local::ledger_path(run_dir), renewer, waiting.clone(), record.clone())
+            .map_err(cannot_start)?,
+        killer: killer::Killer::start(&copies, &record).map_err(cannot_start)?,
+        polite: polite::Polite::start(libvirt, &copies, &core, &record).map_err(cannot_start)?,
+        scanner: Scanner::start(places, remembered, &copies, &core, &record).map_err(cannot_start)?,
+        record: record.clone(),
+    };
+    let socket = local::socket_path(run_dir);
+    socket::start(&socket, &core, &waiting, &record)
+        .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
+    record.say(Severity::Info, started(config));
+
+    let guard = Guard::new(config.policy(), incarnation, memory);
+    self::core::run(guard, inputs, &hands, &timer, &Arc::new(Permit::default()));
+    Err("the core thread ended".into())
+}
+
+fn started(config: &Config) -> String {
+    let (node, mode) = (&config.node, if config.policy().observe { "observing" } else { "enforcing" });
+    format!("the guard of node {node} runs, {mode}; no watchdog is armed, so it promises receipts and no bound")
+}
+
+/// What an earlier guard of this boot left. A marker tells a first guard from one whose predecessor's ledger is lost.
+fn recover(run_dir: &Path, boot: BootId, record: &Record) -> Result<Memory, String> {
+    let (path, marker) = (local::ledger_path(run_dir), run_dir.join("guarded-boot"));
+    let guarded = files::read_bounded(&marker, 64).is_ok_and(|bytes| bytes == boot.to_string().as_bytes());
+    files::write_atomically(&marker, boot.to_string().as_bytes(), 0o600, Durability::Kernel)
+        .map_err(|error| format!("cannot write {}: {error}", marker.display()))?;
+    let lost = |why: String| {
+        let text = format!("the ledger {} is lost: {why}. Nothing is let through before libvirt has said that no start is in flight and a later scan is whole", path.display());
+        record.say(Severity::Error, text);
+        Memory::Lost(boot)
+    };
+    Ok(match files::read_bounded(&path, MAX_LEDGER) {
+        Ok(bytes) => match Ledger::recover(&bytes, boot) {
+            Recovered::Restored(ledger) => Memory::Restored(ledger),
+            Recovered::OtherBoot if guarded => lost("it is of another boot".into()),
+            Recovered::OtherBoot => Memory::First(boot),
+            Recovered::Unusable(why) => lost(why),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !guarded => Memory::First(boot),
+        Err(error) => lost(error.to_string()),
+    })
+}
+
+fn processes(ledger: &Ledger) -> Vec<(crate::lease::id::DomainId, String, crate::lease::id::ProcessKey)> {
+    let of = |(&id, entry): (&crate::lease::id::DomainId, &crate::lease::ledger::Entry)| {
+        entry.copies.iter().map(|copy| (id, entry.name.clone(), copy.process)).collect::<Vec<_>>()
+    };
+    ledger.domains.iter().flat_map(of).collect()
+}
+
+fn leave_hook_settings(config: &Config) -> Result<(), String> {
+    let settings = HookSettings {
+        deadline_ms: config.hook_deadline.as_millis() as u64,
+        observe: config.policy().observe,
+        node: config.node.to_string(),
+    };
+    let path = local::hook_settings_path(&config.run_dir);
+    let bytes = serde_json::to_vec(&settings).expect("settings are plain data");
+    files::write_atomically(&path, &bytes, 0o644, Durability::Kernel).map_err(|error| format!("cannot write {}: {error}", path.display()))
+}
+
+/// For each endpoint one way to ask and one to watch.
+fn sources(config: &Config, facts: &NodeFacts) -> Result<Vec<(Box<dyn Source>, Box<dyn Source>)>, String> {
+    let native = |endpoint: &str| -> Result<Box<dyn Source>, String> {
+        let client = config.client(endpoint).map_err(|error| error.to_string())?;
+        Ok(Box::new(Native::new(client, endpoint, facts.clone())))
+    };
+    let urls = config.contact.endpoints.iter().map(|endpoint| endpoint.to_string());
+    urls.map(|url| Ok((native(&url)?, native(&url)?))).collect()
+}
+
+fn start_ticker(timer: Arc<BootTimer>, core: Sender<Input>) -> io::Result<()> {
+    std::thread::Builder::new()
+        .name("ticker".into())
+        .stack_size(128 << 10)
+        .spawn(move || {
+            loop {
+                let mut fds = [PollFd::new(timer.as_fd(), PollFlags::POLLIN)];
+                if poll(&mut fds, PollTimeout::NONE).is_err() {
+                    continue;
+                }
+                // Before the tick, not after: the core sets it anew while it handles the tick.
+                timer.clear().expect("a timerfd can be set");
+                core.send(Input::Event(Event::Tick)).expect("the core lives as long as the process");
+            }
+        })
+        .map(drop)
+}
+
+fn cannot_start(error: io::Error) -> String {
+    format!("cannot start a thread of the guard: {error}")
+}

@@ -1,0 +1,89 @@
+//! What leaves the guard leaves in order and behind the ledger: a thread writes the ledger to /run and only then lets
+//! the questions and verdicts of the same turn go.
+
+use super::record::Record;
+use super::renew::Renewer;
+use crate::lease::event::{HookId, Question, Severity, Verdict};
+use crate::node::files::{self, Durability};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
+use std::sync::{Arc, Mutex};
+
+/// Something that may leave once the ledger is written.
+pub enum Outward {
+    /// A question, with its receipts.
+    Ask(Question),
+    /// A hook's verdict.
+    Reply(HookId, Verdict),
+}
+
+/// Hooks that wait, by their id.
+#[derive(Clone, Default)]
+pub struct Waiting(Arc<Mutex<HashMap<HookId, SyncSender<Verdict>>>>);
+
+impl Waiting {
+    /// From now on this hook's verdict goes there.
+    pub fn enter(&self, hook: HookId, to: SyncSender<Verdict>) {
+        self.0.lock().expect("no holder panics").insert(hook, to);
+    }
+
+    /// It waits no longer.
+    pub fn leave(&self, hook: HookId) {
+        self.0.lock().expect("no holder panics").remove(&hook);
+    }
+
+    fn reply(&self, hook: HookId, verdict: Verdict) {
+        let waiting = self.0.lock().expect("no holder panics").remove(&hook);
+        // A hook that has given up has been refused by its own deadline, and libvirt's `release` follows.
+        waiting.map(|to| to.try_send(verdict));
+    }
+}
+
+/// The way out.
+pub struct Outbox(Sender<(Option<Vec<u8>>, Vec<Outward>)>);
+
+impl Outbox {
+    /// Starts the thread.
+    pub fn start(ledger: PathBuf, renewer: Renewer, waiting: Waiting, record: Record) -> std::io::Result<Outbox> {
+        let (sender, receiver) = channel();
+        let run = move || run(&receiver, &ledger, &renewer, &waiting, &record);
+        std::thread::Builder::new().name("outbox".into()).stack_size(256 << 10).spawn(run)?;
+        Ok(Outbox(sender))
+    }
+
+    /// Never blocks.
+    pub fn send(&self, ledger: Option<Vec<u8>>, outward: Vec<Outward>) {
+        self.0.send((ledger, outward)).expect("the outbox lives as long as the process");
+    }
+}
+
+fn run(turns: &Receiver<(Option<Vec<u8>>, Vec<Outward>)>, path: &PathBuf, renewer: &Renewer, waiting: &Waiting, record: &Record) {
+    // After a failed write nothing that relies on the ledger leaves until a later one succeeds.
+    let mut unwritten: Option<String> = None;
+    while let Ok((ledger, outward)) = turns.recv() {
+        if let Some(bytes) = ledger {
+            match files::write_atomically(path, &bytes, 0o600, Durability::Kernel) {
+                Ok(()) if unwritten.take().is_some() => record.say(Severity::Warning, "the ledger can be written again".into()),
+                Ok(()) => {}
+                Err(error) => {
+                    let text = format!("cannot write the ledger {}: {error}. No start is let through and no receipt is sent until it can be written", path.display());
+                    if unwritten.is_none() {
+                        record.say(Severity::Error, text.clone());
+                    }
+                    unwritten = Some(text);
+                }
+            }
+        }
+        for item in outward {
+            match (item, &unwritten) {
+                (Outward::Ask(question), None) => renewer.ask(question),
+                // rule 7: a receipt's denial must be in the ledger before it leaves
+                (Outward::Ask(question), Some(_)) => renewer.ask(Question { receipts: Vec::new(), ..question }),
+                // rule 8: an admission must be in the ledger before its yes leaves
+                (Outward::Reply(hook, Verdict::Allow), Some(why)) => waiting.reply(hook, Verdict::Refuse(why.clone())),
+                (Outward::Reply(hook, verdict), _) => waiting.reply(hook, verdict),
+            }
+        }
+    }
+}

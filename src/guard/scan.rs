@@ -1,0 +1,350 @@
+//! Finds libvirt's QEMUs without libvirt, holds them by pidfd, and proves their end. A hang here makes the permit
+//! pass, since it is capped by the last whole scan.
+
+use super::core::Input;
+use super::record::Record;
+use crate::lease::event::{CopyState, Event, Scan, SeenCopy, Severity};
+use crate::lease::id::{DomainId, ProcessKey};
+use crate::lease::ledger::label;
+use crate::node::domains::{DomainProcess, Finder, RunState};
+use crate::node::hook_audit;
+use crate::node::traces::Traces;
+use crate::node::watch::ChangeWatch;
+use crate::node::{clock, gone, process};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// How often what a process would leave behind is looked at anew, and the hook's installation with it.
+const RECOUNT: Duration = Duration::from_secs(5);
+/// The longest pause between two attempts to prove an end.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// An end that cannot be proven is told after this long.
+const COMPLAINT: Duration = Duration::from_secs(5);
+/// How many ended processes are remembered for those that ask late.
+const REMEMBERED: usize = 10_000;
+
+/// Every process that is not proven gone.
+#[derive(Clone, Default)]
+pub struct Copies(Arc<Mutex<Inner>>);
+
+#[derive(Default)]
+struct Inner {
+    known: BTreeMap<ProcessKey, Arc<Known>>,
+    gone: BTreeSet<ProcessKey>,
+}
+
+/// One process, and what it would leave behind.
+pub struct Known {
+    /// The process.
+    pub process: DomainProcess,
+    traces: Mutex<Traces>,
+    not_gone: Mutex<Option<String>>,
+}
+
+impl Known {
+    fn new(process: DomainProcess) -> Known {
+        let traces = Mutex::new(Traces::of(&process.process));
+        Known { process, traces, not_gone: Mutex::default() }
+    }
+
+    /// Looks again at what it would leave behind; what was once seen stays.
+    pub fn remember_traces(&self) {
+        let now = Traces::of(&self.process.process);
+        self.traces.lock().expect("no holder panics").merge(now);
+    }
+
+    /// What the last attempt to prove its end said.
+    pub fn why_not_gone(&self) -> Option<String> {
+        self.not_gone.lock().expect("no holder panics").clone()
+    }
+}
+
+impl Copies {
+    /// The process, if it is known and not proven gone.
+    pub fn get(&self, domain: DomainId, process: ProcessKey) -> Option<Arc<Known>> {
+        self.inner().known.get(&process).filter(|known| known.process.domain == domain).cloned()
+    }
+
+    /// All processes of a domain that are not proven gone.
+    pub fn of(&self, domain: DomainId) -> Vec<Arc<Known>> {
+        self.inner().known.values().filter(|known| known.process.domain == domain).cloned().collect()
+    }
+
+    /// Whether this process was proven gone.
+    pub fn is_gone(&self, process: ProcessKey) -> bool {
+        self.inner().gone.contains(&process)
+    }
+
+    fn all(&self) -> Vec<Arc<Known>> {
+        self.inner().known.values().cloned().collect()
+    }
+
+    fn remove(&self, process: ProcessKey) {
+        let mut inner = self.inner();
+        inner.known.remove(&process);
+        inner.gone.insert(process);
+        if inner.gone.len() > REMEMBERED {
+            inner.gone.pop_first();
+        }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().expect("no holder panics")
+    }
+}
+
+/// The scan thread, from outside.
+pub struct Scanner {
+    wake: Arc<EventFd>,
+    daemons: Arc<Mutex<BTreeSet<ProcessKey>>>,
+    faults: Arc<Mutex<Vec<String>>>,
+}
+
+/// Where and how often to look.
+pub struct Places {
+    /// libvirt's state files.
+    pub libvirt_run_dir: PathBuf,
+    /// libvirt's hooks.
+    pub hooks_dir: PathBuf,
+    /// Between two scans, if nothing asks for one before.
+    pub interval: Duration,
+}
+
+impl Scanner {
+    /// Starts the thread. `remembered` are processes of an earlier guard's ledger: a leader that is dead with a living
+    /// thread shows no command line any more, and would not be found.
+    pub fn start(
+        places: Places,
+        remembered: Vec<(DomainId, String, ProcessKey)>,
+        copies: &Copies,
+        core: &Sender<Input>,
+        record: &Record,
+    ) -> std::io::Result<Scanner> {
+        let wake = Arc::new(EventFd::from_value_and_flags(1, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
+        let (daemons, faults) = (Arc::<Mutex<_>>::default(), Arc::<Mutex<_>>::default());
+        let mut finder = Finder::new(&places.libvirt_run_dir);
+        let mut ended = Vec::new();
+        for (domain, name, process) in remembered {
+            if !finder.remember(domain, &name, process) {
+                ended.push((domain, process));
+            }
+        }
+        let mut thread = Thread {
+            finder,
+            places,
+            copies: copies.clone(),
+            core: core.clone(),
+            record: record.clone(),
+            wake: wake.clone(),
+            daemons: Arc::clone(&daemons),
+            faults: Arc::clone(&faults),
+            proving: BTreeSet::new(),
+            recounted: None,
+            failing: None,
+        };
+        std::thread::Builder::new().name("scan".into()).stack_size(512 << 10).spawn(move || {
+            for (domain, process) in ended {
+                thread.ended_before_us(domain, process);
+            }
+            thread.run();
+        })?;
+        Ok(Scanner { wake, daemons, faults })
+    }
+
+    /// Scans now, and says which of these libvirt daemons no longer live. Never blocks.
+    pub fn scan_now(&self, daemons: Vec<ProcessKey>) {
+        self.daemons.lock().expect("no holder panics").extend(daemons);
+        // Full means that a wake-up is already under way.
+        let _ = self.wake.write(1);
+    }
+
+    /// What is wrong with the installation, each with its remedy.
+    pub fn faults(&self) -> Vec<String> {
+        self.faults.lock().expect("no holder panics").clone()
+    }
+}
+
+struct Thread {
+    finder: Finder,
+    places: Places,
+    copies: Copies,
+    core: Sender<Input>,
+    record: Record,
+    wake: Arc<EventFd>,
+    daemons: Arc<Mutex<BTreeSet<ProcessKey>>>,
+    faults: Arc<Mutex<Vec<String>>>,
+    proving: BTreeSet<ProcessKey>,
+    recounted: Option<Instant>,
+    failing: Option<String>,
+}
+
+impl Thread {
+    fn run(&mut self) {
+        let mut changes = ChangeWatch::new(&self.places.libvirt_run_dir);
+        let mut next = Instant::now();
+        loop {
+            let copies: Vec<_> = self.copies.all().into_iter().filter(|copy| !self.proving.contains(&copy.process.process.key())).collect();
+            let (woken, changed, ended) = self.wait(&changes, &copies, next.saturating_duration_since(Instant::now()));
+            for at in ended {
+                self.prove(copies[at].clone());
+            }
+            if changed {
+                changes.drain();
+            }
+            if woken {
+                // Read to reset the counter; its value says nothing.
+                let _ = self.wake.read();
+            }
+            if woken || changed || Instant::now() >= next {
+                self.scan();
+                next = Instant::now() + self.places.interval;
+            }
+        }
+    }
+
+    /// Waits for a reason to look: asked to, a change in libvirt's files, ended processes (by their place), or time.
+    fn wait(&self, changes: &ChangeWatch, copies: &[Arc<Known>], at_most: Duration) -> (bool, bool, Vec<usize>) {
+        let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut fds = vec![readable(self.wake.as_fd())];
+        fds.extend(copies.iter().map(|copy| readable(copy.process.process.as_fd())));
+        if let Some(fd) = changes.as_fd() {
+            fds.push(readable(fd));
+        }
+        // Rounded up, so that a wait of less than a millisecond is not a busy loop.
+        let timeout = PollTimeout::try_from(at_most + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+        // An interrupted poll is an early look.
+        let _ = poll(&mut fds, timeout);
+        let hit = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
+        let ended = (0..copies.len()).filter(|&at| hit(&fds[at + 1])).collect();
+        (hit(&fds[0]), fds.get(copies.len() + 1).is_some_and(hit), ended)
+    }
+
+    fn scan(&mut self) {
+        let daemons = std::mem::take(&mut *self.daemons.lock().expect("no holder panics"));
+        let dead_daemons = daemons.into_iter().filter(|&daemon| !process::exists(daemon)).collect();
+        let began = clock::now();
+        match self.finder.scan() {
+            Ok(found) => {
+                let copies = found.iter().map(seen).collect();
+                for process in found {
+                    let mut inner = self.copies.inner();
+                    inner.known.entry(process.process.key()).or_insert_with(|| Arc::new(Known::new(process)));
+                }
+                if self.failing.take().is_some() {
+                    self.record.say(Severity::Warning, "scans of this host are whole again".into());
+                }
+                self.tell(Event::Scanned(Scan { began, copies, dead_daemons }));
+            }
+            Err(error) => {
+                let why = error.to_string();
+                if self.failing.as_ref() != Some(&why) {
+                    self.record.say(Severity::Error, format!("this host cannot be scanned: {why}. Until it can, the permit runs out and no receipt is sent"));
+                    self.failing = Some(why);
+                }
+            }
+        }
+        if self.recounted.is_none_or(|last| last.elapsed() >= RECOUNT) {
+            self.recounted = Some(Instant::now());
+            for copy in self.copies.all() {
+                copy.remember_traces();
+            }
+            self.audit();
+        }
+    }
+
+    fn audit(&self) {
+        let now: Vec<String> = hook_audit::audit(&self.places.hooks_dir).err().map(|fault| fault.to_string()).into_iter().collect();
+        let mut faults = self.faults.lock().expect("no holder panics");
+        if *faults != now {
+            match now.first() {
+                Some(fault) => self.record.say(Severity::Error, fault.clone()),
+                None => self.record.say(Severity::Info, "libvirt's hook is installed and in force".into()),
+            }
+            *faults = now;
+        }
+    }
+
+    /// Proves the end in a thread of its own: a flush to a hung storage may never return.
+    fn prove(&mut self, copy: Arc<Known>) {
+        let key = copy.process.process.key();
+        self.proving.insert(key);
+        let (copies, core, record) = (self.copies.clone(), self.core.clone(), self.record.clone());
+        let run = {
+            let copy = copy.clone();
+            move || prove(&copy, &copies, &core, &record)
+        };
+        let thread = std::thread::Builder::new().name("prove".into()).stack_size(256 << 10).spawn(run);
+        if let Err(error) = thread {
+            // It stays unproven, hence alive, and is tried again at the next wake-up.
+            self.proving.remove(&key);
+            self.record.say(Severity::Error, format!("cannot start a thread to prove that process {} is gone: {error}", key.pid));
+        }
+    }
+
+    /// A process of an earlier guard's ledger that ended while no guard ran: what it left behind is not known, so
+    /// everything on this host is flushed before it counts as gone.
+    fn ended_before_us(&self, domain: DomainId, process: ProcessKey) {
+        let (core, copies) = (self.core.clone(), self.copies.clone());
+        let run = move || {
+            let mut pause = Duration::from_millis(2);
+            while gone::prove_gone_unseen(process).is_err() {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            copies.remove(process);
+            tell(&core, Event::Gone { domain, process });
+        };
+        if let Err(error) = std::thread::Builder::new().name("prove".into()).stack_size(256 << 10).spawn(run) {
+            self.record.say(Severity::Error, format!("cannot start a thread to prove that process {} is gone: {error}", process.pid));
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        tell(&self.core, event);
+    }
+}
+
+fn prove(copy: &Known, copies: &Copies, core: &Sender<Input>, record: &Record) {
+    let (started, mut pause, mut complained) = (Instant::now(), Duration::from_millis(2), false);
+    loop {
+        let traces = copy.traces.lock().expect("no holder panics").clone();
+        match gone::prove_gone(&copy.process, &traces) {
+            Ok(_proof) => {
+                let process = copy.process.process.key();
+                copies.remove(process);
+                return tell(core, Event::Gone { domain: copy.process.domain, process });
+            }
+            Err(why) => {
+                let why = why.to_string();
+                if !complained && started.elapsed() >= COMPLAINT {
+                    complained = true;
+                    let who = label(&copy.process.name, copy.process.domain);
+                    record.say(Severity::Warning, format!("domain {who}, process {}, ended and is not proven gone: {why}. It counts as running", copy.process.process.pid()));
+                }
+                *copy.not_gone.lock().expect("no holder panics") = Some(why);
+            }
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn seen(found: &DomainProcess) -> SeenCopy {
+    SeenCopy {
+        domain: found.domain,
+        name: found.name.clone(),
+        process: found.process.key(),
+        started: found.process.started(),
+        state: if found.run_state == RunState::Paused { CopyState::Paused } else { CopyState::Running },
+    }
+}
+
+fn tell(core: &Sender<Input>, event: Event) {
+    core.send(Input::Event(event)).expect("the core lives as long as the process");
+}

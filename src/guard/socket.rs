@@ -1,0 +1,130 @@
+//! The guard's unix socket: hooks and `leasehold status`. A thread for each connection, and not more than so many.
+
+use super::core::Input;
+use super::outbox::Waiting;
+use super::record::Record;
+use crate::lease::event::{Event, HookCall, HookId, Severity, Verdict};
+use crate::local::{self, HookRequest, Reply, Request};
+use crate::node::clock;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, sync_channel};
+use std::time::Duration;
+
+/// Connections at once: every domain of a large host starting at the same moment, and a few operators.
+const CONNECTIONS: usize = 1024;
+/// A request and its reply are written at once, so a peer slower than this is not one of ours.
+const IO_TIMEOUT: Duration = Duration::from_secs(2);
+/// The longest that a hook may have libvirt wait.
+const LONGEST_HOOK: Duration = Duration::from_secs(60);
+/// The core answers a status within a turn.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Binds the socket, readable by root only, and starts the thread that accepts.
+///
+/// # Errors
+/// The path cannot be bound. A left-over socket is replaced: the caller holds the guard's lock.
+pub fn start(path: &Path, core: &Sender<Input>, waiting: &Waiting, record: &Record) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    let desk = Arc::new(Desk {
+        core: core.clone(),
+        waiting: waiting.clone(),
+        record: record.clone(),
+        next: AtomicU64::new(1),
+        open: AtomicUsize::new(0),
+    });
+    std::thread::Builder::new().name("socket".into()).stack_size(256 << 10).spawn(move || desk.accept(&listener))?;
+    Ok(())
+}
+
+struct Desk {
+    core: Sender<Input>,
+    waiting: Waiting,
+    record: Record,
+    next: AtomicU64,
+    open: AtomicUsize,
+}
+
+impl Desk {
+    fn accept(self: &Arc<Self>, listener: &UnixListener) {
+        for stream in listener.incoming() {
+            let stream = match stream {
+                Ok(stream) => stream,
+                Err(error) => {
+                    // Out of file descriptors, most likely; hooks are refused by their own deadline meanwhile.
+                    self.record.say(Severity::Error, format!("cannot accept on the guard's socket: {error}"));
+                    std::thread::sleep(Duration::from_millis(100));
+                    continue;
+                }
+            };
+            if self.open.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS {
+                self.open.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            let desk = self.clone();
+            let serve = move || {
+                // A peer that goes away in the middle is nobody's business.
+                let _ = desk.serve(stream);
+                desk.open.fetch_sub(1, Ordering::Relaxed);
+            };
+            if let Err(error) = std::thread::Builder::new().name("peer".into()).stack_size(128 << 10).spawn(serve) {
+                self.open.fetch_sub(1, Ordering::Relaxed);
+                self.record.say(Severity::Error, format!("cannot start a thread for a hook: {error}. It is refused"));
+            }
+        }
+    }
+
+    fn serve(&self, mut stream: UnixStream) -> io::Result<()> {
+        stream.set_read_timeout(Some(IO_TIMEOUT))?;
+        stream.set_write_timeout(Some(IO_TIMEOUT))?;
+        let reply = match local::read_line(&stream, local::MAX_REQUEST) {
+            Ok(Request::Hook(request)) => self.hook(request),
+            Ok(Request::Status) => self.status(),
+            Err(error) => Reply::Bad(format!("the request was not understood: {error}")),
+        };
+        local::write_line(&mut stream, &reply)
+    }
+
+    fn hook(&self, request: HookRequest) -> Reply {
+        let id = HookId(self.next.fetch_add(1, Ordering::Relaxed));
+        let within = Duration::from_millis(request.within_ms).min(LONGEST_HOOK);
+        let (to, verdict) = sync_channel(1);
+        self.waiting.enter(id, to);
+        let call = HookCall {
+            id,
+            domain: request.domain,
+            name: request.name,
+            op: request.op,
+            daemon: request.daemon,
+            run: request.run,
+            // A twentieth is for the ledger and the way back.
+            answer_by: clock::now() + within - within / 20,
+        };
+        self.core.send(Input::Event(Event::Hook(call))).expect("the core lives as long as the process");
+        let verdict = verdict.recv_timeout(within);
+        self.waiting.leave(id);
+        match verdict {
+            Ok(Verdict::Allow) => Reply::Allow,
+            Ok(Verdict::Refuse(sentence)) => Reply::Refuse(sentence),
+            Err(_) => Reply::Refuse("the guard on this host did not decide in time. See its log".into()),
+        }
+    }
+
+    fn status(&self) -> Reply {
+        let (to, view) = sync_channel(1);
+        self.core.send(Input::Status(to)).expect("the core lives as long as the process");
+        match view.recv_timeout(STATUS_TIMEOUT) {
+            Ok(view) => Reply::Status(Box::new(view)),
+            Err(_) => Reply::Bad("the guard's core did not answer: it hangs, and its permit runs out".into()),
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! libvirt's qemu hook: its arguments and the domain's XML on stdin become one question to the guard and an exit code.
+//!
+//! libvirt runs it as root with the domain locked and waits without a limit of its own (virhook.c, vircommand.c), so
+//! the hook has a deadline and fails closed. It never writes to stdout, which libvirt would read as a domain's XML at
+//! `migrate` and `restore`; its stderr is what `virsh start` shows.
+
+use crate::config::Config;
+use crate::lease::admission::may_reconnect;
+use crate::lease::event::HookOp;
+use crate::lease::id::{DomainId, NodeId, ProcessKey};
+use crate::lease::ledger::{Entry, Ledger, Recovered, label};
+use crate::local::{self, HookRequest, HookSettings, Reply, Request};
+use crate::node::{clock, files, host, process};
+use quick_xml::Reader;
+use quick_xml::events::Event;
+use std::ffi::OsString;
+use std::io::{BufReader, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Where the uuid must be found. It stands at the top; the whole XML may be 25 MB.
+const MAX_READ: u64 = 1 << 20;
+/// Taken off the deadline for the way back from the guard.
+const RETURN: Duration = Duration::from_millis(200);
+/// Where nothing else is said.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Runs the hook with libvirt's arguments: NAME OP SUBOP EXTRA.
+pub fn run(arguments: &[OsString]) -> ExitCode {
+    let started = Instant::now();
+    let argument = |at: usize| arguments.get(at).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+    let (name, op) = (argument(0), HookOp::parse(&argument(1), &argument(2)));
+    let settings = read_settings();
+    let deadline = settings.as_ref().map_or(DEFAULT_DEADLINE, |read| Duration::from_millis(read.deadline_ms));
+    let observe = settings.as_ref().map(|read| read.observe);
+    give_up_at(started + deadline, &name, op, observe == Some(true));
+
+    let call = Call { name, op, started, deadline };
+    match (call.decide(std::io::stdin().lock()), op.can_refuse()) {
+        (Ok(()), _) | (Err(_), false) => ExitCode::SUCCESS,
+        // safety: an observing node promised no bound and gives no receipts.
+        (Err(_), true) if observe.unwrap_or_else(configured_to_observe) => ExitCode::SUCCESS,
+        (Err(sentence), true) => {
+            complain(&sentence);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Call {
+    name: String,
+    op: HookOp,
+    started: Instant,
+    deadline: Duration,
+}
+
+impl Call {
+    /// `Err` is the sentence for `virsh start`.
+    fn decide(&self, xml: impl Read) -> Result<(), String> {
+        let Identity { domain, run } = identify(xml).map_err(|why| {
+            format!("domain {} is not let through: libvirt's XML {why}. Please report this", self.name.escape_debug())
+        })?;
+        let within = self.deadline.saturating_sub(RETURN).saturating_sub(self.started.elapsed());
+        let request = HookRequest {
+            domain,
+            name: self.name.clone(),
+            op: self.op,
+            daemon: libvirt_daemon(),
+            run,
+            within_ms: within.as_millis() as u64,
+        };
+        // The guard answers within its time; the extra is for a guard that does not, and ends before our own.
+        let patience = within + RETURN / 2;
+        match local::ask(Path::new(local::RUN_DIR), &Request::Hook(request), patience) {
+            Ok(Reply::Allow) => Ok(()),
+            Ok(Reply::Refuse(sentence)) => Err(sentence),
+            Ok(_) => Err(self.guard_away(domain, "it answered something else: is it of another version?")),
+            // safety: the guard owns what runs; here only a positively ended lease may kill (see may_reconnect).
+            Err(_) if self.op == HookOp::Reconnect => reconnect_without_guard(domain),
+            Err(error) => Err(self.guard_away(domain, &error.to_string())),
+        }
+    }
+
+    fn guard_away(&self, domain: DomainId, why: &str) -> String {
+        format!(
+            "domain {} is not started: the guard on this host does not answer ({why}). Start it: systemctl start leasehold",
+            label(&self.name, domain)
+        )
+    }
+}
+
+/// With the guard away, its ledger decides; what it does not know is allowed.
+fn reconnect_without_guard(domain: DomainId) -> Result<(), String> {
+    let path = local::ledger_path(Path::new(local::RUN_DIR));
+    let Ok(bytes) = files::read_bounded(&path, 64 << 20) else { return Ok(()) };
+    let Ok(boot) = host::boot_id() else { return Ok(()) };
+    let Recovered::Restored(ledger) = Ledger::recover(&bytes, boot) else { return Ok(()) };
+    let unknown = Entry::default();
+    let node: NodeId = read_settings().and_then(|read| read.node.parse().ok()).unwrap_or_else(|| "this-node".parse().expect("a good id"));
+    may_reconnect(ledger.domains.get(&domain).unwrap_or(&unknown), domain, &node, clock::now())
+}
+
+/// Which domain the XML is of, and libvirt's number of its run.
+#[derive(Debug, PartialEq, Eq)]
+struct Identity {
+    domain: DomainId,
+    run: Option<i64>,
+}
+
+/// Reads as far as `<uuid>`, a child of `<domain>`, and no further.
+fn identify(xml: impl Read) -> Result<Identity, String> {
+    let mut reader = Reader::from_reader(BufReader::new(xml.take(MAX_READ)));
+    let (mut buffer, mut depth, mut run, mut in_uuid) = (Vec::new(), 0, None, false);
+    loop {
+        match reader.read_event_into(&mut buffer).map_err(|error| format!("is not well formed ({error})"))? {
+            Event::Start(element) => {
+                depth += 1;
+                if depth == 1 {
+                    let id = element.try_get_attribute("id").ok().flatten();
+                    run = id.and_then(|id| std::str::from_utf8(id.value.as_ref()).ok()?.parse().ok());
+                }
+                in_uuid = depth == 2 && element.name().as_ref() == b"uuid";
+            }
+            Event::End(_) => {
+                depth -= 1;
+                in_uuid = false;
+            }
+            Event::Text(text) if in_uuid => {
+                let text = std::str::from_utf8(text.as_ref()).map_err(|_| "has a uuid that is not text".to_owned())?;
+                return text.parse().map(|domain| Identity { domain, run }).map_err(|bad| format!("is odd: {bad}"));
+            }
+            Event::Eof => return Err("has no uuid".into()),
+            _ => {}
+        }
+        buffer.clear();
+    }
+}
+
+/// The libvirt daemon among our nearest ancestors. A wrapper script in between is no daemon: taking it for one would
+/// close an admission at its death.
+fn libvirt_daemon() -> Option<ProcessKey> {
+    let mut pid = nix::unistd::getppid().as_raw();
+    for _ in 0..4 {
+        if is_libvirt(pid) {
+            return process::key_of(pid).ok();
+        }
+        pid = process::parent_of(pid)?;
+    }
+    None
+}
+
+/// By the name of the program (proc_pid_comm(5)): the monolithic daemon's, or the modular one's for QEMU.
+fn is_libvirt(pid: i32) -> bool {
+    process::comm_of(pid).is_ok_and(|comm| matches!(comm.as_str(), "libvirtd" | "virtqemud"))
+}
+
+fn read_settings() -> Option<HookSettings> {
+    let bytes = files::read_bounded(&local::hook_settings_path(Path::new(local::RUN_DIR)), 4096).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+/// No guard ran since boot: the configuration says whether this node observes.
+fn configured_to_observe() -> bool {
+    Config::load(Path::new(crate::config::PATH)).is_ok_and(|config| config.policy().observe)
+}
+
+/// Ends the process at the deadline, whatever hangs: stdin, the guard, a disk.
+fn give_up_at(deadline: Instant, name: &str, op: HookOp, observe: bool) {
+    let name = name.escape_debug().to_string();
+    let timer = std::thread::Builder::new().stack_size(128 << 10).spawn(move || {
+        std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+        if op.can_refuse() && op != HookOp::Reconnect && !observe {
+            complain(&format!("domain {name} is not started: no verdict in time. Is the guard or a disk of this host hung? See `leasehold status`"));
+            std::process::exit(1);
+        }
+        std::process::exit(0);
+    });
+    if timer.is_err() {
+        // Without a timer every step still has the socket's timeouts.
+        complain("cannot start the deadline's thread");
+    }
+}
+
+/// One line on stderr; a closed pipe is nobody's business.
+fn complain(sentence: &str) {
+    let _ = writeln!(std::io::stderr(), "leasehold: {sentence}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UUID: &str = "fc3be091-56d3-4c69-8adb-2fdb8b0a35d2";
+
+    fn identity(xml: &str) -> Result<Identity, String> {
+        identify(xml.as_bytes())
+    }
+
+    #[test]
+    fn the_uuid_is_the_domains_own_child_and_the_run_its_id() {
+        let xml = format!(
+            "<!-- <uuid>no</uuid> --><domain type='kvm' id='12'><name>a&amp;b</name><metadata><uuid>no</uuid></metadata><uuid>{UUID}</uuid>"
+        );
+        let expected = Identity { domain: UUID.parse().unwrap(), run: Some(12) };
+        assert_eq!(identity(&xml).unwrap(), expected, "and what follows is not needed");
+        let xml = format!("<domain type='qemu'>\n  <uuid> {UUID}\n</uuid></domain>");
+        assert_eq!(identity(&xml).unwrap().run, None);
+    }
+
+    #[test]
+    fn what_names_no_domain_is_said_so() {
+        for (xml, why) in [
+            ("", "has no uuid"),
+            ("<domain><name>x</name></domain>", "has no uuid"),
+            ("<domain><uuid>web-1</uuid></domain>", "is odd: 'web-1'"),
+            ("<domain><uuid></domain>", "is not well formed"),
+        ] {
+            let error = identity(xml).unwrap_err();
+            assert!(error.contains(why), "{xml}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_uuid_buried_beyond_the_limit_is_not_searched_for() {
+        let xml = std::io::repeat(b' ').take(2 * MAX_READ);
+        let xml = b"<domain><title>".chain(xml).chain(b"</title><uuid>".as_slice());
+        assert!(identify(xml).is_err());
+    }
+}
