@@ -1,6 +1,27 @@
 //! leasehold: a libvirt domain may run on a host only while that host holds the domain's ownership lease.
+//!
+//! | module | room |
+//! |---|---|
+//! | [`lease`] | the pure core: what may run, what must die, until when a watchdog may be fed |
+//! | [`protocol`] | what travels between guard, authority and controller |
+//! | [`sources`] | where contact and claims come from |
+//! | [`node`] | this machine: clock, processes, cgroups, libvirt's files; the only `unsafe` |
+//! | [`guard`] | the daemon: threads and their wiring |
+//! | [`hook`] | libvirt's qemu hook |
+//! | [`local`] | the guard's unix socket |
+//! | [`config`], [`cli`] | the configuration, the commands |
+//! | `authority` | the reference authority, behind a feature: the node's binary carries none of it |
+//!
+//! Data flows one way: *sources and node → events → lease core → actions → node*.
 
+#[cfg(feature = "leasehold-authority")]
+pub mod authority;
 pub mod cli;
 pub mod config;
+pub mod guard;
+pub mod hook;
 pub mod lease;
+pub mod local;
+pub mod node;
 pub mod protocol;
+pub mod sources;

@@ -12,6 +12,8 @@ pub const VERSION: u32 = 1;
 pub const MAX_BODY: usize = 8 << 20;
 /// The most domains one question may name.
 pub const MAX_DOMAINS: usize = 10_000;
+/// The most entries one list of leases or nodes has.
+pub const MAX_LIST: usize = 5_000;
 /// The longest domain name carried, in characters; longer ones are cut (a name is for people, the uuid decides).
 pub const MAX_NAME: usize = 256;
 
@@ -242,6 +244,26 @@ pub struct MoveRequest {
     pub to: NodeId,
 }
 
+/// `GET /v1/leases?after=&limit=&name=`: the leases in the order of their ids.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseList {
+    /// At most `limit` (1000 unless asked for, at most [`MAX_LIST`]).
+    pub leases: Vec<LeaseView>,
+    /// There are more: pass this as `after`.
+    #[serde(default)]
+    pub next: Option<DomainId>,
+}
+
+/// `GET /v1/nodes?after=&limit=`: the nodes in the order of their ids.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeList {
+    /// At most `limit` (1000 unless asked for, at most [`MAX_LIST`]).
+    pub nodes: Vec<NodeView>,
+    /// There are more: pass this as `after`.
+    #[serde(default)]
+    pub next: Option<NodeId>,
+}
+
 /// Where a domain's lease stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -324,6 +346,8 @@ pub enum Proof {
     Reboot,
     /// No answer ever carried the claim to the node.
     NeverClaimed,
+    /// An operator's word (`accept`) that the machine or boot it ran on is off.
+    Operator,
 }
 
 /// The last proof of a domain.

@@ -3,3 +3,7 @@
 mod harness;
 
 mod testbed;
+mod authority_crash;
+mod hook_matrix;
+mod lifecycle;
+mod two_hosts;

@@ -108,7 +108,7 @@ fn a_move_from_a_node_that_is_cut_off_and_cannot_kill_ends_within_its_bound() {
         let span = world.random_span();
         world.run_for(span, false);
         assert!(world.move_to(1));
-        world.run_for(Duration::from_millis(8500 + 100), false);
+        world.run_for(Duration::from_millis(8060 + 100), false);
         assert_eq!(world.owner(), Some(1), "{}", world.trace.join("\n"));
         assert!(world.running().is_empty(), "the watchdog has reset it");
         start(&mut world, 1);

@@ -76,7 +76,7 @@ impl Faults {
     pub const ALL: Faults = Faults {
         loss: 10,
         duplicate: 10,
-        slow: 8,
+        slow: 3,
         cut: 4000,
         guard_dies: 3000,
         guard_away: 6000,
@@ -150,7 +150,9 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, faults: Faults) -> World {
         let mut random = Random(seed);
-        let timing = Timing::profile(Profile::Fast);
+        // Nearly no margin: the faults of this world take effect in steps of 10 ms, and slack would hide what is off by
+        // a feed period or a late answer.
+        let timing = Timing { margin: Duration::from_millis(60), ..Timing::profile(Profile::Fast) };
         let now = BootTime::ZERO + Duration::from_secs(1000);
         let node = |number: u8, random: &mut Random| Node {
             id: format!("n{number}").parse().unwrap(),
@@ -316,7 +318,8 @@ impl World {
         let copies = if lost { 0 } else { 1 + u64::from(self.random.one_in(self.faults.duplicate)) };
         for _ in 0..copies {
             let delay = if self.random.one_in(self.faults.slow) {
-                self.random.millis(0, 9000)
+                let longest = if self.random.one_in(2) { 950 } else { 9000 };
+                self.random.millis(0, longest)
             } else {
                 self.random.millis(0, 30)
             };
@@ -440,7 +443,9 @@ impl World {
                     _ => None,
                 };
                 if let Some((op, refused)) = refused {
-                    let after = now + self.random.millis(0, 1500);
+                    // libvirtd may stall between the hook's yes and the next step.
+                    let longest = if self.random.one_in(4) { 9000 } else { 500 };
+                    let after = now + self.random.millis(0, longest);
                     if refused {
                         self.nodes[at].start = Start::Idle;
                         self.hook(at, HookOp::Release);

@@ -1,0 +1,15 @@
+//! The reference authority: who owns which domain, and from which instant nobody does.
+//!
+//! [`book`] decides and is pure: no clock, no input or output, no thread. Time comes in as a value, what must be
+//! durable goes out as a value, and a driver commits the second before it lets the answer go. [`store`] keeps it on
+//! disk, [`server`] is that driver and the HTTP around it.
+
+pub mod book;
+mod boots;
+pub mod clock;
+mod leases;
+pub mod records;
+mod renew;
+pub mod server;
+pub mod store;
+mod view;

@@ -1,0 +1,106 @@
+//! Writing back what a dead process left in the host's page cache.
+
+use super::process::is_vanished;
+use super::traces::{FileId, Traces};
+use nix::sys::stat::{major, minor};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::{fmt, io};
+
+/// Data of the dead that is still in the page cache, and may be written at any time until it is not.
+#[derive(Debug)]
+pub struct FlushError {
+    path: PathBuf,
+    cause: io::Error,
+}
+
+impl fmt::Display for FlushError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot write back what it left in the page cache for {}: {}", self.path.display(), self.cause)
+    }
+}
+
+impl std::error::Error for FlushError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.cause)
+    }
+}
+
+/// Writes back every buffered file of the traces, all of them even if one fails. **May block for ever** on storage that is
+/// gone: give it a thread.
+///
+/// A file that is no longer where it was is written back with its whole file system, a removed file or an unmounted file
+/// system has nothing left: the kernel writes back when it unmounts.
+///
+/// # Errors
+/// The first file that could not be written back.
+pub fn flush(traces: &Traces) -> Result<(), FlushError> {
+    let mut first_error = Ok(());
+    for (&id, path) in &traces.files {
+        let flushed = match id {
+            FileId::File { device, .. } => flush_file(id, device, path),
+            FileId::BlockDevice(number) => flush_block_device(id, number, path),
+        };
+        if let Err(cause) = flushed {
+            first_error = first_error.and(Err(FlushError { path: path.clone(), cause }));
+        }
+    }
+    first_error
+}
+
+fn flush_file(id: FileId, device: u64, path: &Path) -> io::Result<()> {
+    if let Some(file) = open_as(id, path)? {
+        return file.sync_all();
+    }
+    // Renamed, perhaps: its pages are as dirty under the new name. The nearest directory that is left tells the file system.
+    for directory in path.ancestors().skip(1) {
+        match fs::metadata(directory) {
+            Ok(metadata) if metadata.dev() == device => return Ok(nix::unistd::syncfs(File::open(directory)?)?),
+            // Above a mount point are other file systems.
+            Ok(_) => return Ok(()),
+            Err(error) if is_elsewhere(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// libvirt gives QEMU a /dev of its own, so the path may not be ours; the number is the same.
+fn flush_block_device(id: FileId, number: u64, path: &Path) -> io::Result<()> {
+    if let Some(device) = open_as(id, path)? {
+        return device.sync_all();
+    }
+    let numbers = format!("{}:{}", major(number), minor(number));
+    let events = match fs::read_to_string(format!("/sys/dev/block/{numbers}/uevent")) {
+        // The device was removed, and its pages with it.
+        Err(error) if is_elsewhere(&error) => return Ok(()),
+        events => events?,
+    };
+    let name = events.lines().find_map(|line| line.strip_prefix("DEVNAME="));
+    match name.map(|name| open_as(id, &Path::new("/dev").join(name))).transpose()?.flatten() {
+        Some(device) => device.sync_all(),
+        None => Err(io::Error::new(io::ErrorKind::NotFound, format!("block device {numbers} has no node in /dev"))),
+    }
+}
+
+/// The file at `path`, if it is the one that is meant.
+fn open_as(id: FileId, path: &Path) -> io::Result<Option<File>> {
+    // Looked at before it is opened: opening a pipe put in its place would block.
+    match fs::metadata(path) {
+        Ok(metadata) if FileId::of(&metadata) == Some(id) => {}
+        Ok(_) => return Ok(None),
+        Err(error) if is_elsewhere(&error) => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path) {
+        Err(error) if is_elsewhere(&error) => return Ok(None),
+        file => file?,
+    };
+    Ok((FileId::of(&file.metadata()?) == Some(id)).then_some(file))
+}
+
+/// Whether an error means that there is no such file.
+fn is_elsewhere(error: &io::Error) -> bool {
+    is_vanished(error) || matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ENXIO | libc::ENODEV))
+}

@@ -1,0 +1,151 @@
+//! The proof of rule 7: a process is gone, and silent.
+
+use super::cgroup::Member;
+use super::domains::DomainProcess;
+use super::process::{self, Process};
+use super::tcp_table::Connection;
+use super::traces::{FlushError, Traces, flush, orphans};
+use crate::lease::id::{DomainId, ProcessKey};
+use std::path::Path;
+use std::{fmt, fs, io};
+
+/// One process of a domain is proven gone: every thread has exited, its cgroup is empty, none of its connections goes on
+/// sending, and what it left in the page cache is written. Only [`prove_gone`] makes one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Gone {
+    process: ProcessKey,
+    domain: DomainId,
+}
+
+impl Gone {
+    /// The process that is gone.
+    pub fn process(&self) -> ProcessKey {
+        self.process
+    }
+
+    /// The domain it was of.
+    pub fn domain(&self) -> DomainId {
+        self.domain
+    }
+}
+
+/// Why a process cannot be called gone yet. Its Display is a sentence about the process, for a person.
+#[derive(Debug)]
+pub enum NotGone {
+    /// Not every thread has exited.
+    Alive {
+        /// Its pid.
+        pid: i32,
+        /// Threads that no signal reaches, and the kernel function each waits in.
+        stuck: Vec<StuckThread>,
+    },
+    /// Somebody is left in the domain's cgroup.
+    CgroupPopulated(Vec<Member>),
+    /// Its connections go on sending.
+    Orphans(Vec<Connection>),
+    /// What it left in the page cache cannot be written.
+    Unflushed(FlushError),
+    /// One of the proofs cannot be had.
+    Unknown {
+        /// What was looked at.
+        what: &'static str,
+        /// Why it could not be seen.
+        cause: io::Error,
+    },
+}
+
+/// A thread in state D.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StuckThread {
+    /// Its thread id.
+    pub tid: i32,
+    /// The kernel function it waits in (/proc/PID/task/TID/wchan), empty when the kernel does not tell.
+    pub waits_in: String,
+}
+
+impl fmt::Display for NotGone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotGone::Alive { pid, stuck } if stuck.is_empty() => write!(f, "pid {pid} has not exited"),
+            NotGone::Alive { pid, stuck } => {
+                write!(f, "pid {pid} cannot be killed: ")?;
+                list(f, stuck, |f, thread| match thread.waits_in.as_str() {
+                    "" => write!(f, "thread {} is in state D", thread.tid),
+                    function => write!(f, "thread {} is in state D in {function}", thread.tid),
+                })?;
+                write!(f, "; its storage does not answer")
+            }
+            NotGone::CgroupPopulated(members) if members.is_empty() => write!(f, "its cgroup is not empty"),
+            NotGone::CgroupPopulated(members) => {
+                write!(f, "left in its cgroup: ")?;
+                list(f, members, |f, member| write!(f, "pid {} ({})", member.pid, member.comm))
+            }
+            NotGone::Orphans(connections) => {
+                write!(f, "the kernel goes on sending what it had queued: ")?;
+                list(f, connections, |f, connection| write!(f, "TCP {connection}"))
+            }
+            NotGone::Unflushed(error) => error.fmt(f),
+            NotGone::Unknown { what, cause } => write!(f, "cannot read {what}: {cause}"),
+        }
+    }
+}
+
+/// At most three items, and how many more there are: a sentence, not a listing.
+fn list<T>(
+    f: &mut fmt::Formatter<'_>,
+    items: &[T],
+    show: impl Fn(&mut fmt::Formatter<'_>, &T) -> fmt::Result,
+) -> fmt::Result {
+    for (index, item) in items.iter().take(3).enumerate() {
+        if index > 0 {
+            write!(f, ", ")?;
+        }
+        show(f, item)?;
+    }
+    if items.len() > 3 { write!(f, " and {} more", items.len() - 3) } else { Ok(()) }
+}
+
+/// The proofs that need no storage: every thread has exited, the cgroup is empty, no connection goes on. Does not block.
+///
+/// # Errors
+/// The first proof that fails.
+pub fn check_dead(domain: &DomainProcess, traces: &Traces) -> Result<(), NotGone> {
+    let process = &domain.process;
+    if !process.has_exited() {
+        return Err(NotGone::Alive { pid: process.pid(), stuck: stuck_threads(process) });
+    }
+    let unknown = |what| move |cause| NotGone::Unknown { what, cause };
+    if !domain.cgroup.is_empty().map_err(unknown("its cgroup"))? {
+        return Err(NotGone::CgroupPopulated(domain.cgroup.members().unwrap_or_default()));
+    }
+    let orphans = orphans(traces).map_err(unknown("the kernel's table of TCP sockets"))?;
+    if orphans.is_empty() { Ok(()) } else { Err(NotGone::Orphans(orphans)) }
+}
+
+/// The whole proof. Writes back the page cache and so **may block for ever** on storage that is gone: give it a thread, and
+/// call [`check_dead`] first to save that thread while the process lives.
+///
+/// `traces`: all that was noted of the process while it lived.
+///
+/// # Errors
+/// The first proof that fails.
+pub fn prove_gone(domain: &DomainProcess, traces: &Traces) -> Result<Gone, NotGone> {
+    check_dead(domain, traces)?;
+    flush(traces).map_err(NotGone::Unflushed)?;
+    Ok(Gone { process: domain.process.key(), domain: domain.domain })
+}
+
+/// The threads of a process that are in state D now. Empty when that cannot be seen: it is for a message.
+pub fn stuck_threads(process: &Process) -> Vec<StuckThread> {
+    let pid = process.pid();
+    let mut stuck = Vec::new();
+    for tid in process::tasks_of(pid).unwrap_or_default() {
+        let task = format!("/proc/{pid}/task/{tid}");
+        if process::stat_at(Path::new(&format!("{task}/stat"))).is_ok_and(|stat| stat.state == 'D') {
+            // The kernel writes "0" when it does not tell.
+            let waits_in = fs::read_to_string(format!("{task}/wchan")).unwrap_or_default();
+            stuck.push(StuckThread { tid, waits_in: waits_in.trim_matches('0').to_owned() });
+        }
+    }
+    stuck
+}

@@ -1,0 +1,39 @@
+//! Everything leasehold knows of this machine, and everything it does to it. The only place with `unsafe`.
+//!
+//! | file | room |
+//! |---|---|
+//! | [`clock`] | CLOCK_BOOTTIME, and a timer on it that `poll` can wait for |
+//! | [`host`] | boot id, host name, which machine this is |
+//! | [`process`] | one process, immune to reused pids |
+//! | [`domains`] | which domains run here, found without libvirtd |
+//! | [`command_line`], [`state_files`] | what a QEMU's arguments and libvirt's files say of it |
+//! | [`cgroup`] | a domain's own cgroup: kill all in it, is it empty |
+//! | [`kill`] | the kill of last resort: memory and kernel only (rule 6) |
+//! | [`traces`] | what of a process outlives it: page cache, TCP queues |
+//! | [`gone`] | the proof that a process is gone and silent (rule 7) |
+//! | [`libvirt`] | the polite way, through a `virsh` child with a deadline |
+//! | [`hook_audit`] | is libvirt's hook ours and in force (rule 10) |
+//! | [`watch`], [`lock`], [`files`] | inotify, one guard per node, whole files or none |
+
+pub mod cgroup;
+mod cgroup_mounts;
+pub mod clock;
+pub mod command_line;
+pub mod domains;
+pub mod files;
+mod flush;
+pub mod gone;
+pub mod hook_audit;
+pub mod host;
+pub mod kill;
+pub mod libvirt;
+pub mod lock;
+pub mod process;
+pub mod state_files;
+mod sys;
+mod tcp_table;
+pub mod traces;
+pub mod watch;
+
+#[cfg(test)]
+mod testing;

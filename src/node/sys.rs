@@ -1,0 +1,51 @@
+//! The system calls that neither std nor nix wraps, each behind a safe function.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// A libc result as `io::Result`: -1 becomes the error in `errno`.
+fn cerr(result: libc::c_long) -> io::Result<libc::c_long> {
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// A new file descriptor out of a system call's result.
+fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
+    let fd = RawFd::try_from(cerr(result)?).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
+    // SAFETY: the kernel has just returned this descriptor to us, so it is open and nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// pidfd_open(2), Linux 5.3. The descriptor is close-on-exec.
+pub(super) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: both arguments are plain numbers; no memory is passed.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
+}
+
+/// pidfd_send_signal(2), Linux 5.1: reaches the process the pidfd was opened for, or nobody.
+pub(super) fn pidfd_send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
+    // SAFETY: a null siginfo is allowed (the kernel fills in its own); the other arguments are plain numbers.
+    let result = unsafe {
+        libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, std::ptr::null::<libc::siginfo_t>(), 0)
+    };
+    cerr(result).map(drop)
+}
+
+/// pidfd_getfd(2), Linux 5.6: a duplicate of another process's descriptor. Needs CAP_SYS_PTRACE, or the same user and
+/// a lenient Yama. The descriptor is close-on-exec.
+pub(super) fn pidfd_getfd(pidfd: BorrowedFd<'_>, theirs: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: all arguments are plain numbers; no memory is passed.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), theirs, 0) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_failed_call_tells_its_errno() {
+        assert_eq!(pidfd_open(-1).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        let me = pidfd_open(std::process::id() as i32).unwrap();
+        assert_eq!(pidfd_getfd(me.as_fd(), 1_000_000).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    }
+}
