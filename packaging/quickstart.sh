@@ -79,9 +79,10 @@ inside() {
     --controller-token-file "$work/controller-token")
 
   (umask 077
-   echo "n1 token-of-n1" >"$work/node-tokens"
-   echo "token-of-n1" >/etc/leasehold/token
-   echo "token-of-the-controller" >"$work/controller-token")
+   token() { head -c 24 /dev/urandom | base64; }
+   token >/etc/leasehold/token
+   echo "n1 $(cat /etc/leasehold/token)" >"$work/node-tokens"
+   token >"$work/controller-token")
   cat >/etc/leasehold/leasehold.toml <<TOML
 node = "n1"
 profile = "fast"
