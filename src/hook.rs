@@ -118,16 +118,15 @@ fn identify(xml: impl Read) -> Result<Identity, String> {
                 depth += 1;
                 if depth == 1 {
                     let id = element.try_get_attribute("id").ok().flatten();
-                    run = id.and_then(|id| std::str::from_utf8(id.value.as_ref()).ok()?.parse().ok());
+                    run = id.and_then(|id| id.value.parse().ok());
                 }
-                in_uuid = depth == 2 && element.name().as_ref() == b"uuid";
+                in_uuid = depth == 2 && element.name().as_ref() == "uuid";
             }
             Event::End(_) => {
                 depth -= 1;
                 in_uuid = false;
             }
             Event::Text(text) if in_uuid => {
-                let text = std::str::from_utf8(text.as_ref()).map_err(|_| "has a uuid that is not text".to_owned())?;
                 return text.parse().map(|domain| Identity { domain, run }).map_err(|bad| format!("is odd: {bad}"));
             }
             Event::Eof => return Err("has no uuid".into()),

@@ -1,10 +1,7 @@
 //! One file per command. Each has its arguments and a `run` that writes to what it is given.
 
 pub mod check_config;
-pub mod fence;
 pub mod guard;
-pub mod lease;
-pub mod node;
 pub mod status;
 pub mod timing;
 
@@ -29,10 +26,6 @@ enum Command {
     Status(status::Args),
     Timing(timing::Args),
     CheckConfig(check_config::Args),
-    Lease(lease::Args),
-    Fence(fence::Args),
-    Unfence(fence::UnfenceArgs),
-    Node(node::Args),
     /// Be libvirt's qemu hook: NAME OPERATION SUB-OPERATION EXTRA, the domain's XML on stdin.
     Hook {
         /// libvirt's four arguments.
@@ -61,10 +54,6 @@ pub fn main() -> ExitCode {
         Command::Status(args) => status::run(args, &mut out, &mut err),
         Command::Timing(args) => timing::run(args, &mut out, &mut err),
         Command::CheckConfig(args) => check_config::run(args, &mut out, &mut err),
-        Command::Lease(args) => lease::run(args, &mut out, &mut err),
-        Command::Fence(args) => fence::run(args, &mut out, &mut err),
-        Command::Unfence(args) => fence::unfence(args, &mut out, &mut err),
-        Command::Node(args) => node::run(args, &mut out, &mut err),
         Command::Hook { arguments } => return hook::run(arguments),
     };
     let done = done.and_then(|code| out.flush().map(|()| code));
@@ -80,8 +69,11 @@ fn finish(done: io::Result<ExitCode>) -> ExitCode {
     }
 }
 
-/// libvirt runs whatever stands in `hooks/qemu.d/` by its own name, which may begin with a number for its order.
+/// By the hook's name, or by whatever name from libvirt's directory of hooks: an operator may call the link there as
+/// the order of the hooks needs it, and a hook that took its arguments for a command line would refuse every start.
 fn called_as_hook(arguments: &[OsString]) -> bool {
-    let name = arguments.first().map(Path::new).and_then(Path::file_name);
-    name.is_some_and(|name| name.to_string_lossy().ends_with("leasehold-hook"))
+    let path = arguments.first().map(Path::new);
+    let name = path.and_then(Path::file_name);
+    let directory = path.and_then(Path::parent).and_then(Path::file_name);
+    name.is_some_and(|name| name == "leasehold-hook") || directory.is_some_and(|directory| directory == "qemu.d")
 }

@@ -24,7 +24,7 @@ mod renew;
 mod scan;
 mod socket;
 
-use crate::config::Config;
+use crate::config::{Config, read_token};
 use crate::lease::event::{Event, Severity};
 use crate::lease::guard::{Guard, Memory};
 use crate::lease::id::BootId;
@@ -36,6 +36,7 @@ use crate::node::lock::OnlyOne;
 use crate::node::files::{self, Durability};
 use crate::node::host;
 use crate::sources::Source;
+use crate::sources::http::{Client, Settings};
 use crate::sources::native::{Native, NodeFacts};
 use self::core::{Hands, Input, Permit};
 use record::Record;
@@ -172,11 +173,14 @@ fn leave_hook_settings(config: &Config) -> Result<(), String> {
 
 /// For each endpoint one way to ask and one to watch.
 fn sources(config: &Config, facts: &NodeFacts) -> Result<Vec<(Box<dyn Source>, Box<dyn Source>)>, String> {
-    let native = |endpoint: &str| -> Result<Box<dyn Source>, String> {
-        let client = config.client(endpoint).map_err(|error| error.to_string())?;
-        Ok(Box::new(Native::new(client, endpoint, facts.clone())))
+    let contact = &config.contact;
+    let token = contact.token_file.as_deref().map(read_token).transpose().map_err(|error| error.to_string())?;
+    let native = |url: &str| -> Result<Box<dyn Source>, String> {
+        let settings = Settings { url: url.to_owned(), token: token.clone(), ca_file: contact.ca_file.clone() };
+        let client = Client::new(&settings).map_err(|error| error.to_string())?;
+        Ok(Box::new(Native::new(client, facts.clone())))
     };
-    let urls = config.contact.endpoints.iter().map(|endpoint| endpoint.to_string());
+    let urls = contact.endpoints.iter().map(|endpoint| endpoint.to_string());
     urls.map(|url| Ok((native(&url)?, native(&url)?))).collect()
 }
 

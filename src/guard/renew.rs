@@ -106,9 +106,8 @@ fn ask_for_ever(mut source: Box<dyn Source>, mailbox: &Mailbox, core: &Sender<In
                 }
             }
             Err(why) => {
-                let why = format!("{}: {why}", source.name());
                 if last_failure.as_ref() != Some(&why) {
-                    record.say(Severity::Warning, format!("no answer from the authority at {why}"));
+                    record.say(Severity::Warning, format!("no answer from the authority: {why}"));
                     last_failure = Some(why.clone());
                 }
                 failures.add(question.number, why);

@@ -43,20 +43,33 @@ struct Inner {
 pub struct Known {
     /// The process.
     pub process: DomainProcess,
-    traces: Mutex<Traces>,
+    noted: Mutex<Noted>,
     not_gone: Mutex<Option<String>>,
+}
+
+/// What a process would leave behind.
+#[derive(Clone, Default)]
+struct Noted {
+    traces: Traces,
+    /// A look failed, so there may be more.
+    in_part: bool,
 }
 
 impl Known {
     fn new(process: DomainProcess) -> Known {
-        let traces = Mutex::new(Traces::of(&process.process));
-        Known { process, traces, not_gone: Mutex::default() }
+        let known = Known { process, noted: Mutex::default(), not_gone: Mutex::default() };
+        known.remember_traces();
+        known
     }
 
     /// Looks again at what it would leave behind; what was once seen stays.
     pub fn remember_traces(&self) {
         let now = Traces::of(&self.process.process);
-        self.traces.lock().expect("no holder panics").merge(now);
+        let mut noted = self.noted.lock().expect("no holder panics");
+        match now {
+            Ok(traces) => noted.traces.merge(traces),
+            Err(_) => noted.in_part = true,
+        }
     }
 
     /// What the last attempt to prove its end said.
@@ -293,10 +306,11 @@ impl Thread {
         let (core, copies) = (self.core.clone(), self.copies.clone());
         let run = move || {
             let mut pause = Duration::from_millis(2);
-            while gone::prove_gone_unseen(process).is_err() {
+            while process::exists(process) {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
+            nix::unistd::sync();
             copies.remove(process);
             tell(&core, Event::Gone { domain, process });
         };
@@ -313,8 +327,12 @@ impl Thread {
 fn prove(copy: &Known, copies: &Copies, core: &Sender<Input>, record: &Record) {
     let (started, mut pause, mut complained) = (Instant::now(), Duration::from_millis(2), false);
     loop {
-        let traces = copy.traces.lock().expect("no holder panics").clone();
-        match gone::prove_gone(&copy.process, &traces) {
+        let noted = copy.noted.lock().expect("no holder panics").clone();
+        if noted.in_part && copy.process.process.has_exited() {
+            // What it held open is not known, so everything of this host is written back.
+            nix::unistd::sync();
+        }
+        match gone::prove_gone(&copy.process, &noted.traces) {
             Ok(_proof) => {
                 let process = copy.process.process.key();
                 copies.remove(process);

@@ -58,7 +58,7 @@ pub fn may_reconnect(entry: &Entry, domain: DomainId, node: &NodeId, now: BootTi
             lease.epoch
         )),
         (None, Some(seal)) => {
-            Err(format!("the lease of domain {who} was revoked: {}", denial(&seal.reason, seal.epoch, node)))
+            Err(format!("the lease of domain {who} is over: {}", denial(&seal.reason, seal.epoch, node)))
         }
         // safety: with a lease that has not run out the domain may run; without any knowledge the guard decides
         // within one question, while a refusal here would kill every domain at a restart of libvirtd.

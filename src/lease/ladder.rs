@@ -105,7 +105,7 @@ fn condemn(policy: &Policy, entry: &Entry, copy: &Copy, now: BootTime) -> Option
     let newer =
         entry.lease.as_ref().map(|lease| lease.epoch).filter(|&epoch| copy.epoch.is_some_and(|own| own < epoch));
     let (why, kill_at) = if let (true, Some(seal)) = (sealed, &entry.seal) {
-        (format!("its lease was revoked: {}", denial(&seal.reason, seal.epoch, &policy.node)), now + timing.polite)
+        (format!("its lease is over: {}", denial(&seal.reason, seal.epoch, &policy.node)), now + timing.polite)
     } else if let Some(epoch) = newer {
         (format!("it started under an older epoch than the lease, {epoch}: it is stale"), now + timing.polite)
     } else if entry.held_on_lapse || now < timing.lapse(expires) {

@@ -1,6 +1,5 @@
 //! What `leasehold status` shows: the ledger as an operator reads it. The JSON is stable: keys are only added.
 
-use super::admission;
 use super::guard::Guard;
 use super::id::{BootId, DomainId, Epoch, NodeId};
 use super::ledger::{Entry, Right, denial};
@@ -115,11 +114,11 @@ impl Guard {
             (Some(dying), ..) => {
                 format!("condemned {:.1} s ago: {}", now.since(dying.since).as_secs_f64(), dying.why)
             }
-            (None, Some(_), _) => match admission::may_reconnect(entry, domain, node, now) {
-                Ok(()) if entry.held_on_lapse => "renewed by the authority; held, not killed, on lapse".to_owned(),
-                Ok(()) => "renewed by the authority".to_owned(),
-                Err(sentence) => sentence,
-            },
+            (None, Some(lease), _) if now >= lease.expires => {
+                format!("not renewed in time: it ran out {:.1} s ago", now.since(lease.expires).as_secs_f64())
+            }
+            (None, Some(_), _) if entry.held_on_lapse => "renewed by the authority; held, not killed, on lapse".to_owned(),
+            (None, Some(_), _) => "renewed by the authority".to_owned(),
             (None, None, Some(seal)) => denial(&seal.reason, seal.epoch, node),
             (None, None, None) => "found running without a lease; the authority is being asked".to_owned(),
         };

@@ -8,7 +8,7 @@ use super::cgroup::{DomainCgroup, Mounts};
 use super::command_line::{self, NamedByArguments};
 use super::process::{self, Process, is_vanished};
 use super::state_files::StateFiles;
-use crate::lease::id::DomainId;
+use crate::lease::id::{DomainId, ProcessKey};
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -78,6 +78,20 @@ impl Finder {
     pub fn new(run_dir: impl Into<PathBuf>) -> Finder {
         let run_dir = run_dir.into();
         Finder { files: StateFiles::new(run_dir.clone()), run_dir, found: HashMap::new() }
+    }
+
+    /// Goes on holding a process that an earlier guard knew. A leader that is dead with a living thread has no command
+    /// line any more, so no scan would find it. False: there is no such process any more.
+    pub fn remember(&mut self, domain: DomainId, name: &str, key: ProcessKey) -> bool {
+        let Ok(process) = Process::open(key.pid) else { return false };
+        if process.key() != key {
+            return false;
+        }
+        // Its group is read again by every scan; what cannot be read now may be readable then.
+        let cgroup = cgroup_of(key.pid, &mut None).unwrap_or_default();
+        let (name, process, run_state) = (name.to_owned(), Arc::new(process), RunState::Unknown);
+        self.found.insert(key.pid, DomainProcess { domain, name, process, run_state, cgroup });
+        true
     }
 
     /// A whole scan: every domain's process that lives now, by uuid and pid.

@@ -1,1 +1,2 @@
-
+#![allow(missing_docs)]
+pub fn audit(_: &std::path::Path) -> Result<(), String> { Ok(()) }

@@ -5,14 +5,12 @@
 
 use super::process::{self, Process, is_vanished};
 use super::tcp_table::{self, Connection};
-use nix::sys::socket::{
-    AddressFamily, SockType, SockaddrLike, SockaddrStorage, getpeername, getsockname, getsockopt, setsockopt, sockopt,
-};
+use nix::sys::socket::{SockType, getsockopt, setsockopt, sockopt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::net::TcpStream;
+use std::os::fd::RawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -169,25 +167,19 @@ fn socket_inode(target: &Path) -> Option<u64> {
 }
 
 /// A duplicate of a descriptor if it is a TCP socket (or another stream over IP: MPTCP, SCTP).
-fn take_tcp(process: &Process, number: RawFd) -> io::Result<Option<OwnedFd>> {
-    let socket = process.take_fd(number)?;
-    let family = getsockname::<SockaddrStorage>(socket.as_raw_fd())?.family();
-    let over_ip = matches!(family, Some(AddressFamily::Inet | AddressFamily::Inet6));
+fn take_tcp(process: &Process, number: RawFd) -> io::Result<Option<TcpStream>> {
+    let socket = TcpStream::from(process.take_fd(number)?);
+    // Only an IP socket has an IP address.
+    let over_ip = match socket.local_addr() {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => false,
+        address => address.map(|_| true)?,
+    };
     Ok((over_ip && getsockopt(&socket, sockopt::SockType)? == SockType::Stream).then_some(socket))
 }
 
 /// `None` for a socket that listens or is not connected.
-fn connection_of(socket: &OwnedFd) -> Option<Connection> {
-    let local = getsockname::<SockaddrStorage>(socket.as_raw_fd()).ok().and_then(address)?;
-    let remote = getpeername::<SockaddrStorage>(socket.as_raw_fd()).ok().and_then(address)?;
-    Some(Connection::new(local, remote))
-}
-
-fn address(storage: SockaddrStorage) -> Option<SocketAddr> {
-    if let Some(v4) = storage.as_sockaddr_in() {
-        return Some(SocketAddr::V4((*v4).into()));
-    }
-    storage.as_sockaddr_in6().map(|v6| SocketAddr::V6((*v6).into()))
+fn connection_of(socket: &TcpStream) -> Option<Connection> {
+    Some(Connection::new(socket.local_addr().ok()?, socket.peer_addr().ok()?))
 }
 
 /// Which file a descriptor is, if writes through it go to the page cache.

@@ -14,7 +14,7 @@ pub trait Source: Send {
 
     /// Asks, and waits at most until the question's own timeout has passed since it was sent.
     ///
-    /// `Err` is a clause for people; it changes nothing but the status (rule 3).
+    /// `Err` is a clause for people that names the source; it changes nothing but the status (rule 3).
     fn ask(&mut self, question: &Question) -> Result<RenewAnswer, String>;
 
     /// Waits for a hint that something changed: the domains to name in a question now. It may return early without

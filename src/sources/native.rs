@@ -3,7 +3,7 @@
 //! domain as for a thousand.
 
 use super::Source;
-use super::http::{Client, HttpError};
+use super::http::Client;
 use crate::lease::event::Question;
 use crate::lease::id::{BootId, DomainId, Incarnation, NodeId};
 use crate::node::clock;
@@ -35,16 +35,15 @@ pub struct NodeFacts {
 /// One endpoint of an authority.
 pub struct Native {
     client: Client,
-    name: String,
     memory: Memory,
     facts: NodeFacts,
     watched: u64,
 }
 
 impl Native {
-    /// Speaks to the authority at `endpoint`, for example `https://10.0.0.5:7470`.
-    pub fn new(client: Client, endpoint: &str, facts: NodeFacts) -> Native {
-        Native { client, name: endpoint.to_owned(), memory: Memory::default(), facts, watched: 0 }
+    /// Speaks to the authority that the client reaches.
+    pub fn new(client: Client, facts: NodeFacts) -> Native {
+        Native { client, memory: Memory::default(), facts, watched: 0 }
     }
 
     fn request(&self, question: &Question, list: QuestionList) -> RenewRequest {
@@ -70,13 +69,13 @@ impl Native {
             return Err("no time is left for it".into());
         }
         let path = format!("/v1/nodes/{}/renew", self.facts.node);
-        self.client.post(&path, &self.request(question, list), left).map_err(|error: HttpError| error.to_string())
+        self.client.json("POST", &path, Some(&self.request(question, list)), left).map_err(|error| error.to_string())
     }
 }
 
 impl Source for Native {
     fn name(&self) -> &str {
-        &self.name
+        self.client.url()
     }
 
     fn ask(&mut self, question: &Question) -> Result<RenewAnswer, String> {
@@ -91,7 +90,8 @@ impl Source for Native {
 
     fn watch(&mut self) -> Result<Option<Vec<DomainId>>, String> {
         let path = format!("/v1/nodes/{}/watch?seen={}", self.facts.node, self.watched);
-        let answer: WatchAnswer = self.client.get(&path, WATCH_TIMEOUT).map_err(|error| error.to_string())?;
+        let answer: WatchAnswer =
+            self.client.json("GET", &path, None, WATCH_TIMEOUT).map_err(|error| error.to_string())?;
         let changed = answer.version != self.watched;
         self.watched = answer.version;
         Ok(changed.then_some(answer.name_next))

@@ -98,20 +98,29 @@ fn a_move_from_a_healthy_node_ends_by_receipt_and_the_domain_starts_elsewhere() 
 }
 
 #[test]
-fn a_move_from_a_node_that_is_cut_off_and_cannot_kill_ends_within_its_bound() {
-    each(60, |seed| {
-        let mut world = World::new(seed, Faults { unkillable: 1, ..Faults::NONE });
+fn a_move_from_a_node_that_is_cut_off_and_cannot_kill_ends_within_its_bound_and_not_before_its_reset() {
+    each(300, |seed| {
+        // Slow questions and answers: the last one before the cut may be an interval old when it is folded in.
+        let mut world = World::new(seed, Faults { unkillable: 1, slow: 2, ..Faults::NONE });
         assert!(world.grant(0));
         world.run_for(Duration::from_secs(1), false);
         start(&mut world, 0);
-        world.cut(0, Duration::from_secs(60));
         let span = world.random_span();
         world.run_for(span, false);
+        world.cut(0, Duration::from_secs(60));
         assert!(world.move_to(1));
-        world.run_for(Duration::from_millis(8060 + 100), false);
-        assert_eq!(world.owner(), Some(1), "{}", world.trace.join("\n"));
-        assert!(world.running().is_empty(), "the watchdog has reset it");
-        start(&mut world, 1);
+        let moved = world.now;
+        // The instant it may start elsewhere it does; the world itself checks that no two copies ever live.
+        while world.running() != [1] {
+            let waited = world.now.since(moved);
+            assert!(waited < Duration::from_secs(300), "{waited:?}\n{}", world.trace.join("\n"));
+            if world.owner() == Some(1) {
+                world.operator_starts(1);
+            } else {
+                assert!(waited <= Duration::from_millis(8060), "the bound is exceeded\n{}", world.trace.join("\n"));
+            }
+            world.run_for(world::STEP, false);
+        }
     });
 }
 

@@ -1,0 +1,133 @@
+//! Rules 1 to 3, and stolen time: what an answer may change.
+
+use super::*;
+
+#[test]
+fn a_lease_counts_from_before_the_question_was_sent_however_late_its_answer() {
+    let mut node = Node::leased(1010.0);
+    let question = node.ask();
+    let sent = question.sent;
+    node.at(sent.as_nanos() as f64 / 1e9 + 2.9);
+    let answer = node.answer_to(&question, &[allow(WEB, 1)]);
+    node.step(Event::Answered(Box::new(answer)));
+    let expires = node.guard.ledger().domains[&WEB].lease.as_ref().unwrap().expires;
+    assert_eq!(expires, sent + Duration::from_micros(15_000_000 - 7_500), "15 s less 500 ppm");
+}
+
+#[test]
+fn an_answer_may_shorten_the_ttl_and_never_lengthen_it() {
+    for (answered_ms, expected) in [(5_000, 4_997_500), (3_600_000, 14_992_500)] {
+        let mut node = Node::new();
+        node.step(Event::Hinted(vec![WEB]));
+        let question = node.ask();
+        let answer = RenewAnswer { ttl_ms: answered_ms, ..node.answer_to(&question, &[allow(WEB, 1)]) };
+        node.step(Event::Answered(Box::new(answer)));
+        let expires = node.guard.ledger().domains[&WEB].lease.as_ref().unwrap().expires;
+        assert_eq!(expires, question.sent + Duration::from_micros(expected));
+    }
+}
+
+#[test]
+fn a_question_sent_before_the_start_says_nothing_about_it() {
+    let mut node = Node::leased(1010.0);
+    // A question that does not name DB is under way while DB is granted and started.
+    let early = node.ask();
+    assert!(early.domains.iter().all(|named| named.domain != DB));
+    let late = node.answer_to(&early, &[allow(WEB, 1), deny(DB, 9)]);
+    node.step(Event::Answered(Box::new(late)));
+    assert!(!node.guard.ledger().domains.contains_key(&DB), "what was not named is not touched");
+}
+
+#[test]
+fn absence_from_an_answer_fails_to_renew_and_kills_nothing_before_the_lease_ends() {
+    let mut node = Node::running(1010.0);
+    let expires = node.guard.ledger().domains[&WEB].lease.as_ref().unwrap().expires;
+    while node.now + Duration::from_secs(4) < expires {
+        let actions = node.answer(&[]);
+        assert_eq!((killed(&actions).len(), destroyed(&actions)), (0, 0));
+    }
+    assert_eq!(node.guard.ledger().domains[&WEB].lease.as_ref().unwrap().expires, expires);
+    let kills = node.run_dry(1030.0);
+    assert_eq!(kills, [(expires, 41)]);
+}
+
+#[test]
+fn an_older_questions_answer_changes_nothing() {
+    let mut node = Node::running(1010.0);
+    let first = node.ask();
+    // It is given up, asked again and denied; then the first answer comes in after all.
+    node.at(first.sent.as_nanos() as f64 / 1e9 + 3.1);
+    node.step(Event::Tick);
+    node.answer(&[deny(WEB, 2)]);
+    let stale = node.answer_to(&first, &[allow(WEB, 1)]);
+    node.step(Event::Answered(Box::new(stale)));
+    assert!(node.guard.ledger().domains[&WEB].lease.is_none());
+}
+
+#[test]
+fn another_guards_answer_another_nodes_answer_and_another_protocol_change_nothing() {
+    for spoil in [
+        |a: &mut RenewAnswer| a.incarnation = Incarnation::from_bytes([8; 16]),
+        |a: &mut RenewAnswer| a.node = "n2".parse().unwrap(),
+        |a: &mut RenewAnswer| a.protocol = VERSION + 1,
+        |a: &mut RenewAnswer| a.question = QuestionNumber(4711),
+    ] {
+        let mut node = Node::running(1010.0);
+        let question = node.ask();
+        let mut answer = node.answer_to(&question, &[deny(WEB, 2)]);
+        spoil(&mut answer);
+        let before = node.guard.ledger().clone();
+        node.step(Event::Answered(Box::new(answer)));
+        assert_eq!(*node.guard.ledger(), before);
+    }
+}
+
+#[test]
+fn a_denial_is_never_undone_under_its_epoch() {
+    let mut node = Node::running(1010.0);
+    node.answer(&[deny(WEB, 3)]);
+    for epoch in [1, 2, 3] {
+        node.answer(&[allow(WEB, epoch)]);
+        assert!(node.guard.ledger().domains[&WEB].lease.is_none(), "epoch {epoch}");
+    }
+    node.answer(&[allow(WEB, 4)]);
+    assert_eq!(node.guard.ledger().domains[&WEB].lease.as_ref().unwrap().epoch, Epoch(4));
+}
+
+#[test]
+fn a_denial_of_an_older_epoch_does_not_touch_a_newer_lease() {
+    let mut node = Node::leased(1010.0);
+    node.answer(&[allow(WEB, 5)]);
+    node.answer(&[deny(WEB, 4)]);
+    assert_eq!(node.guard.ledger().domains[&WEB].lease.as_ref().unwrap().epoch, Epoch(5));
+}
+
+#[test]
+fn leases_held_across_stolen_time_end_at_the_first_answer_after_it() {
+    let mut node = Node::running(1010.0);
+    node.answer(&[allow(WEB, 1)]);
+    node.authority_clock += 40_000;
+    let actions = node.answer(&[allow(WEB, 1)]);
+    assert_eq!(killed(&actions), [41], "this answer's own lease is no better");
+}
+
+#[test]
+fn an_authority_clock_within_the_allowed_drift_steals_nothing() {
+    let mut node = Node::running(1010.0);
+    for _ in 0..20 {
+        node.authority_clock += 3;
+        node.answer(&[allow(WEB, 1)]);
+    }
+    assert!(killed(&node.actions).is_empty());
+}
+
+#[test]
+fn a_restarted_authoritys_clock_is_not_compared_with_its_predecessors() {
+    let mut node = Node::running(1010.0);
+    node.answer(&[allow(WEB, 1)]);
+    let question = node.ask();
+    let answer = node.answer_to(&question, &[allow(WEB, 1)]);
+    let answer = RenewAnswer { authority: Incarnation::from_bytes([6; 16]), clock_ms: 99_000_000, ..answer };
+    node.step(Event::Answered(Box::new(answer)));
+    assert_eq!(node.run_dry(node.now.as_nanos() as f64 / 1e9 + 5.0), []);
+}

@@ -1,0 +1,55 @@
+//! Rule 7: what a receipt needs.
+
+use super::*;
+
+#[test]
+fn a_receipt_follows_denial_death_and_a_later_whole_scan_and_is_repeated_until_answered() {
+    let mut node = Node::running(1010.0);
+    let process = node.guard.ledger().domains[&WEB].copies[0].process;
+    node.answer(&[deny(WEB, 2)]);
+    let denial = node.guard.ledger().domains[&WEB].seal.clone().unwrap();
+    node.scan(&[]);
+    assert_eq!(node.ask().receipts, [], "it is not proven gone");
+    let actions = node.step(Event::Gone { domain: WEB, process });
+    assert!(actions.iter().any(|a| matches!(a, Action::Scan { .. })));
+    node.question = None;
+    assert_eq!(node.ask().receipts, [], "no scan has begun since");
+    node.scan(&[]);
+    let receipt = Receipt { domain: WEB, epoch: Epoch(2), denied_incarnation: ME, denied_question: denial.question };
+    for _ in 0..3 {
+        assert_eq!(node.ask().receipts, [receipt.clone()], "until a question that carried it is answered");
+    }
+    node.question = None;
+    node.answer(&[]);
+    assert_eq!(node.ask().receipts, []);
+}
+
+#[test]
+fn what_ended_without_a_denial_gets_no_receipt() {
+    let mut node = Node::running(1010.0);
+    let process = node.guard.ledger().domains[&WEB].copies[0].process;
+    node.step(Event::Gone { domain: WEB, process });
+    node.scan(&[]);
+    node.scan(&[]);
+    assert_eq!(node.ask().receipts, []);
+}
+
+#[test]
+fn a_domain_that_never_ran_here_is_receipted_after_its_denial_and_a_scan() {
+    let mut node = Node::leased(1010.0);
+    node.answer(&[deny(WEB, 2)]);
+    node.scan(&[]);
+    assert_eq!(node.ask().receipts.len(), 1);
+}
+
+#[test]
+fn a_node_in_conflict_keeps_its_receipts_and_renews_nothing() {
+    let mut node = Node::leased(1010.0);
+    node.answer(&[deny(WEB, 2)]);
+    node.scan(&[]);
+    let question = node.ask();
+    let answer = node.answer_to(&question, &[]);
+    let answer = RenewAnswer { ttl_ms: 0, conflict: Some("two hosts".into()), ..answer };
+    node.step(Event::Answered(Box::new(answer)));
+    assert_eq!(node.ask().receipts.len(), 1);
+}
