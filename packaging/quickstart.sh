@@ -48,7 +48,9 @@ outside() {
   readelf -lW "$work/leasehold" | grep -qE '^ *(INTERP|DYNAMIC) ' && fail "the binary is not static"
   echo "no interpreter, no dynamic section"
   step "3. A libvirt host of its own, in namespaces"
-  HOOK=$work/leasehold tests/testbed/libvirt-node.sh "$host" "$work" -- bash "packaging/quickstart.sh" --inside "$work"
+  # libvirt shows the hook's PATH with every refusal: a short one reads better.
+  env PATH=/usr/sbin:/usr/bin:/sbin:/bin HOOK="$work/leasehold" \
+    tests/testbed/libvirt-node.sh "$host" "$work" -- bash "$PWD/packaging/quickstart.sh" --inside "$work"
   clean
   [[ ! -e $work ]] || fail "could not clean up $work"
   step "Every step happened, in $((($(now) - start) / 1000)) s. Nothing of it runs any more."
@@ -131,6 +133,9 @@ XML
   pid=$(pid_of)
   [[ -n $pid ]] || fail "there is no QEMU"
   echo "    started in $(($(now) - t0)) ms, process $pid"
+  until_known_running
+  show leasehold status
+  leasehold status | quote
 
   step "7. Revoked, it is dead"
   show leasehold lease revoke $domain
@@ -150,10 +155,7 @@ XML
   virsh -q start $name
   pid=$(pid_of)
   [[ -n $pid ]] || fail "there is no QEMU"
-  for _ in $(seq 100); do
-    [[ $(leasehold status --json | jq -r ".domains[] | select(.domain == \"$domain\") | .state") == running ]] && break
-    sleep 0.05
-  done
+  until_known_running
   kill -9 $authority
   wait $authority 2>/dev/null || true
   t0=$(now)
@@ -171,6 +173,15 @@ XML
   [[ $t1 -le $((end + 500)) ]] || fail "that is too late"
   [[ $t1 -ge $((end - 1200)) ]] || fail "that is too early: the lease was still good"
   leasehold status | quote
+}
+
+# The guard sees libvirt's files a moment after virsh returns.
+until_known_running() {
+  for _ in $(seq 100); do
+    [[ $(leasehold status --json | jq -r '.domains[] | select(.name == "web-1") | .state') == running ]] && return
+    sleep 0.05
+  done
+  fail "the guard does not know the domain as running"
 }
 
 pid_of() { cat /run/libvirt/qemu/web-1.pid 2>/dev/null || true; }
