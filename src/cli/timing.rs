@@ -118,7 +118,7 @@ fn t(millis: f64) -> String {
 fn picture(config: &Config, report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let timing: &Timing = &config.timing;
     let shown = span::show;
-    writeln!(out, "node {}, profile and file together. T: the last answered question was sent.\n", config.node)?;
+    writeln!(out, "node {}. T: the last answered question was sent.\n", config.node)?;
     // Politeness and the last feed come in either order; the picture shows time, so it sorts them.
     let mut instants = vec![
         (0.0, "sent", "the lease counts from here, not from the answer".to_owned()),

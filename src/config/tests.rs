@@ -209,3 +209,17 @@ proptest! {
         let _ = parse(&text);
     }
 }
+
+#[test]
+fn the_operators_guide_explains_every_key() {
+    let guide = include_str!("../../docs/operating.md");
+    for (section, keys) in KEYS.iter().filter(|(name, _)| !name.is_empty()) {
+        assert!(guide.contains(&format!("[{section}]")), "[{section}] is not explained");
+        for key in *keys {
+            assert!(guide.contains(&format!("| `{key}` |")), "'{key}' of [{section}] is not explained");
+        }
+    }
+    for key in ["node", "mode", "profile", "run_dir", "state_dir"] {
+        assert!(guide.contains(&format!("| `{key}` |")), "'{key}' is not explained");
+    }
+}

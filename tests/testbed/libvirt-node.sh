@@ -11,7 +11,7 @@
 # storage" there). The network namespace has only its own loopback: add a veth pair from outside to
 # connect or cut it (ip link ... netns PID).
 #
-# HOOK=PATH      links PATH as /etc/libvirt/hooks/qemu.d/leasehold before libvirtd starts
+# HOOK=PATH      links PATH as /etc/libvirt/hooks/qemu.d/leasehold-hook before libvirtd starts
 # CGROUP=hybrid  keeps a v1 + v2 mix where the machine has one; the default is one unified v2 tree
 #
 # Needs root and the Debian packages libvirt-daemon-system libvirt-clients libvirt-daemon-driver-qemu
@@ -100,7 +100,7 @@ mount --bind "$home/hosts" /etc/hosts
 hostname "$name"
 ip link set lo up
 # libvirtd looks for hook scripts when it starts: put yours in place before, or reload it (SIGHUP).
-[[ -z ${HOOK:-} ]] || ln -sf "$HOOK" /etc/libvirt/hooks/qemu.d/leasehold
+[[ -z ${HOOK:-} ]] || ln -sf "$HOOK" /etc/libvirt/hooks/qemu.d/leasehold-hook
 # AppArmor's profile goes by libvirtd's path, and lets it execute hooks from system folders only: a copy elsewhere is
 # free to run a hook that was just built.
 libvirtd=libvirtd

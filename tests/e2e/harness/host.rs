@@ -98,7 +98,7 @@ impl Host {
     }
 
     fn hook_link(&self) -> PathBuf {
-        self.home.join("etc/hooks/qemu.d/leasehold")
+        self.home.join("etc/hooks/qemu.d/leasehold-hook")
     }
 
     /// libvirtd's pid, out here.
