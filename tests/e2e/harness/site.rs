@@ -27,8 +27,8 @@ impl<'w> Site<'w> {
     pub fn new(world: &'w World) -> Site<'w> {
         let dir = world.dir().join("authority");
         std::fs::create_dir(&dir).expect("the world's directory is new");
-        secret(&dir.join("node-tokens"), "n1 token-of-n1\nn2 token-of-n2\n");
-        secret(&dir.join("controller-token"), "token-of-the-controller\n");
+        secret(&dir.join("node-tokens"), "n1 token-of-node-n1-for-tests\nn2 token-of-node-n2-for-tests\n");
+        secret(&dir.join("controller-token"), "token-of-the-controller-for-tests\n");
         let mut site = Site { world, space: world.space("authority"), authority: None, dir };
         site.start_authority();
         site
@@ -104,8 +104,8 @@ impl<'w> Site<'w> {
         let host = self.world.host_with_hook(name, &super::world::leasehold());
         let link = self.world.connect(&host, &self.space);
         let node = Node { guard: None, link, host };
-        node.host.write_config("token", &format!("token-of-{name}\n"));
-        secret(&node.host.home().join("leasehold/token"), &format!("token-of-{name}\n"));
+        node.host.write_config("token", &format!("token-of-node-{name}-for-tests\n"));
+        secret(&node.host.home().join("leasehold/token"), &format!("token-of-node-{name}-for-tests\n"));
         node.configure(name, &node.link.far.to_string(), 7470, more);
         node
     }
