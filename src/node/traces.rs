@@ -232,12 +232,12 @@ mod tests {
             Traces::of(&process).unwrap().buffered_files().map(Path::to_owned).collect::<Vec<_>>()
         };
         assert_eq!(noted(open("disk", true, 0).unwrap()), [dir.path().join("disk")]);
-        assert_eq!(noted(open("base", false, 0).unwrap()), [PathBuf::new(); 0]);
+        assert!(noted(open("base", false, 0).unwrap()).is_empty());
         // Not every file system can do O_DIRECT.
         if let Ok(direct) = open("direct", true, libc::O_DIRECT) {
-            assert_eq!(noted(direct), [PathBuf::new(); 0]);
+            assert!(noted(direct).is_empty());
         }
-        assert_eq!(noted(OpenOptions::new().write(true).open("/dev/null").unwrap()), [PathBuf::new(); 0]);
+        assert!(noted(OpenOptions::new().write(true).open("/dev/null").unwrap()).is_empty());
     }
 
     /// A connection with more written than the other end takes, held by a child alone; and the other end.
