@@ -238,9 +238,10 @@ mod inside {
         let helpers: Vec<_> = own_cgroups(domain.process.pid())
             .iter()
             .map(|directory| {
-                let helper = Command::new("sleep").arg("1000").spawn().unwrap();
-                fs::write(directory.join("cgroup.procs"), helper.id().to_string()).unwrap();
-                Process::open(helper.id() as i32).unwrap()
+                let procs = directory.join("cgroup.procs");
+                let script = format!("echo $$ >{}; echo $$; exec sleep 1000 >&- 2>&-", procs.display());
+                let started = Command::new("sh").args(["-c", &format!("sh -c '{script}' &")]).output().unwrap();
+                Process::open(String::from_utf8_lossy(&started.stdout).trim().parse().unwrap()).unwrap()
             })
             .collect();
         assert!(!helpers.is_empty());
@@ -298,9 +299,14 @@ mod inside {
             Err(NotGone::Alive { stuck, .. }) => assert!(!stuck.is_empty()),
             other => panic!("{other:?}"),
         }
-        assert_eq!(named(&scan()), named(&[domain.clone()]), "a guard that starts now finds it by its living thread");
+        assert_eq!(
+            named(&scan()),
+            named(std::slice::from_ref(&domain)),
+            "a guard that starts now finds it by its living thread"
+        );
         let late = &scan()[0];
         assert!(!late.cgroup.is_none() && !late.cgroup.is_empty().unwrap());
+        assert_eq!(Traces::of_domain(late).unwrap(), traces, "and what it has open");
 
         assert!(shell(&format!("fsfreeze -u {}", storage.mount.display())));
         assert!(exited_within(&domain.process, 10));
