@@ -43,9 +43,17 @@ outside() {
     # Killed however it may be, this script takes the host with it: a process of a pid namespace does not outlive its init.
     exec setpriv --pdeathsig KILL unshare --mount --uts --net --pid --cgroup --fork --kill-child --mount-proc \
       bash "$0" --inside "$@"
-  ) || code=$?
-  for hierarchy in "${hierarchies[@]}"; do
-    find "$hierarchy/host-$name" -depth -type d -exec rmdir {} + 2>/dev/null || true
+  ) <&0 &
+  local host=$!
+  trap 'kill -KILL "$host" 2>/dev/null' TERM INT HUP
+  wait "$host" || code=$?
+  # The last processes of a host that was killed may take a moment to end.
+  for _ in $(seq 50); do
+    for hierarchy in "${hierarchies[@]}"; do
+      find "$hierarchy/host-$name" -depth -type d -exec rmdir {} + 2>/dev/null || true
+    done
+    compgen -G "/sys/fs/cgroup/**/host-$name" >/dev/null || compgen -G "/sys/fs/cgroup/host-$name" >/dev/null || break
+    sleep 0.1
   done
   return "$code"
 }
