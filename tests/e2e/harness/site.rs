@@ -10,8 +10,9 @@ const SOON: Duration = Duration::from_secs(10);
 /// An authority and the means to talk to it as a controller.
 pub struct Site<'w> {
     world: &'w World,
-    space: Space,
+    // Dropped first: a space is empty only when the test has reaped what it started there.
     authority: Option<Process>,
+    space: Space,
     dir: PathBuf,
 }
 
@@ -139,7 +140,12 @@ impl Node {
 
     /// What `leasehold status --json` says of a domain.
     pub fn status(&self, domain: &Domain) -> Option<serde_json::Value> {
-        let text = self.host.leasehold(&["status", "--json"]).expect_ok();
+        let asked = self.host.leasehold(&["status", "--json"]);
+        // A guard that was just started may not listen yet.
+        if !asked.ok() {
+            return None;
+        }
+        let text = asked.expect_ok();
         let status: serde_json::Value = serde_json::from_str(&text).expect("--json prints JSON");
         let domains = status["domains"].as_array().expect("a list of domains").clone();
         domains.into_iter().find(|known| known["domain"] == domain.uuid.as_str())
