@@ -10,6 +10,7 @@ use crate::lease::event::HookOp;
 use crate::lease::id::{DomainId, NodeId, ProcessKey};
 use crate::lease::ledger::{Entry, Ledger, Recovered, label};
 use crate::local::{self, HookRequest, HookSettings, Reply, Request};
+use crate::node::libvirt::is_daemon_name;
 use crate::node::{clock, files, host, process};
 use quick_xml::Reader;
 use quick_xml::events::Event;
@@ -97,7 +98,9 @@ fn reconnect_without_guard(domain: DomainId) -> Result<(), String> {
     let Ok(boot) = host::boot_id() else { return Ok(()) };
     let Recovered::Restored(ledger) = Ledger::recover(&bytes, boot) else { return Ok(()) };
     let unknown = Entry::default();
-    let node: NodeId = read_settings().and_then(|read| read.node.parse().ok()).unwrap_or_else(|| "this-node".parse().expect("a good id"));
+    let node: NodeId = read_settings()
+        .and_then(|read| read.node.parse().ok())
+        .unwrap_or_else(|| "this-node".parse().expect("a good id"));
     may_reconnect(ledger.domains.get(&domain).unwrap_or(&unknown), domain, &node, clock::now())
 }
 
@@ -149,9 +152,8 @@ fn libvirt_daemon() -> Option<ProcessKey> {
     None
 }
 
-/// By the name of the program (proc_pid_comm(5)): the monolithic daemon's, or the modular one's for QEMU.
 fn is_libvirt(pid: i32) -> bool {
-    process::comm_of(pid).is_ok_and(|comm| matches!(comm.as_str(), "libvirtd" | "virtqemud"))
+    process::comm_of(pid).is_ok_and(|comm| is_daemon_name(&comm))
 }
 
 fn read_settings() -> Option<HookSettings> {

@@ -8,8 +8,12 @@ pub mod book;
 mod boots;
 pub mod clock;
 mod leases;
+#[cfg(test)]
+mod oracle;
 pub mod records;
 mod renew;
 pub mod server;
 pub mod store;
+#[cfg(test)]
+mod tests;
 mod view;

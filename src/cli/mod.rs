@@ -1,13 +1,19 @@
-//! One file per command. Each has its arguments and a `run` that writes to what it is given.
+//! The commands, one file each. A command gets its parsed arguments and a [`Terminal`], and returns an [`Exit`].
 
 pub mod check_config;
+pub mod controller;
+pub mod fence;
 pub mod guard;
+pub mod lease;
+pub mod node;
 pub mod status;
 pub mod timing;
+mod waiting;
 
 use crate::hook;
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -26,6 +32,10 @@ enum Command {
     Status(status::Args),
     Timing(timing::Args),
     CheckConfig(check_config::Args),
+    Lease(lease::Lease),
+    Fence(fence::Fence),
+    Unfence(fence::Unfence),
+    Node(node::Node),
     /// Be libvirt's qemu hook: NAME OPERATION SUB-OPERATION EXTRA, the domain's XML on stdin.
     Hook {
         /// libvirt's four arguments.
@@ -49,19 +59,23 @@ pub fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Guard(args) => {
             drop((out, err));
-            return finish(guard::run(args, &mut io::stderr()));
+            return end(guard::run(args, &mut io::stderr()));
         }
         Command::Status(args) => status::run(args, &mut out, &mut err),
         Command::Timing(args) => timing::run(args, &mut out, &mut err),
         Command::CheckConfig(args) => check_config::run(args, &mut out, &mut err),
+        Command::Lease(args) => return lease::run(args, &mut Terminal::stdio()).into(),
+        Command::Fence(args) => return fence::run(args, &mut Terminal::stdio()).into(),
+        Command::Unfence(args) => return fence::run_unfence(args, &mut Terminal::stdio()).into(),
+        Command::Node(args) => return node::run(args, &mut Terminal::stdio()).into(),
         Command::Hook { arguments } => return hook::run(arguments),
     };
     let done = done.and_then(|code| out.flush().map(|()| code));
-    finish(done)
+    end(done)
 }
 
 /// A reader that closed its pipe has seen enough.
-fn finish(done: io::Result<ExitCode>) -> ExitCode {
+fn end(done: io::Result<ExitCode>) -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
@@ -76,4 +90,114 @@ fn called_as_hook(arguments: &[OsString]) -> bool {
     let name = path.and_then(Path::file_name);
     let directory = path.and_then(Path::parent).and_then(Path::file_name);
     name.is_some_and(|name| name == "leasehold-hook") || directory.is_some_and(|directory| directory == "qemu.d")
+}
+
+/// Where a command writes. A closed pipe is nobody's error: what cannot be written is dropped.
+pub struct Terminal<'a> {
+    out: Box<dyn Write + 'a>,
+    err: Box<dyn Write + 'a>,
+}
+
+impl<'a> Terminal<'a> {
+    /// Standard output and standard error.
+    pub fn stdio() -> Terminal<'static> {
+        Terminal::new(io::stdout(), io::stderr())
+    }
+
+    /// Any two writers, for tests.
+    pub fn new(out: impl Write + 'a, err: impl Write + 'a) -> Terminal<'a> {
+        Terminal { out: Box::new(out), err: Box::new(err) }
+    }
+
+    /// One line of the result.
+    pub fn out(&mut self, line: fmt::Arguments<'_>) {
+        let _ = writeln!(self.out, "{line}").and_then(|()| self.out.flush());
+    }
+
+    /// One line beside the result: progress, errors.
+    pub fn note(&mut self, line: fmt::Arguments<'_>) {
+        let _ = writeln!(self.err, "{line}").and_then(|()| self.err.flush());
+    }
+
+    /// A value as one JSON document.
+    pub fn json(&mut self, value: &impl serde::Serialize) {
+        match serde_json::to_string_pretty(value) {
+            Ok(text) => self.out(format_args!("{text}")),
+            Err(e) => self.note(format_args!("leasehold: cannot write JSON: {e}")),
+        }
+    }
+
+    /// Columns as wide as their widest cell; the first row is the head.
+    pub fn table<const N: usize>(&mut self, rows: &[[String; N]]) {
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..N).map(width).collect();
+        for row in rows {
+            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+            let line = cells.collect::<Vec<_>>().join("  ");
+            self.out(format_args!("{}", line.trim_end()));
+        }
+    }
+}
+
+/// Prints a line of the result, and never panics on a closed pipe.
+#[macro_export]
+macro_rules! out {
+    ($terminal:expr, $($arg:tt)*) => { $terminal.out(format_args!($($arg)*)) };
+}
+
+/// Prints a line of progress or an error on standard error, and never panics on a closed pipe.
+#[macro_export]
+macro_rules! note {
+    ($terminal:expr, $($arg:tt)*) => { $terminal.note(format_args!($($arg)*)) };
+}
+
+/// How a command ended. Wrong arguments end with 2, which is clap's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// 0: done, and where a command waits: safe.
+    Done,
+    /// 1: refused, or there was no answer.
+    Refused,
+    /// 3: the time given was over before it was safe.
+    NotYet,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(match exit {
+            Exit::Done => 0,
+            Exit::Refused => 1,
+            Exit::NotYet => 3,
+        })
+    }
+}
+
+/// Runs a command and prints the sentence of its failure.
+fn finish(terminal: &mut Terminal<'_>, done: Result<Exit, String>) -> Exit {
+    done.unwrap_or_else(|sentence| {
+        note!(terminal, "leasehold: {sentence}");
+        Exit::Refused
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_pipe_is_nobodys_error() {
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        let mut terminal = Terminal::new(writer, io::sink());
+        out!(terminal, "nobody reads {}", "this");
+        terminal.json(&1);
+    }
+
+    #[test]
+    fn a_table_is_as_wide_as_its_widest_cell() {
+        let mut bytes = Vec::new();
+        let row = |a: &str, b: &str| [a.to_owned(), b.to_owned()];
+        Terminal::new(&mut bytes, io::sink()).table(&[row("NODE", "STATE"), row("n1.example", "held"), row("ü", "")]);
+        assert_eq!(String::from_utf8(bytes).unwrap(), "NODE        STATE\nn1.example  held\nü\n");
+    }
 }

@@ -79,7 +79,10 @@ fn show(view: &StatusView) -> String {
         return text;
     }
     let width = view.domains.iter().map(|domain| shown_name(domain).chars().count()).max().unwrap_or(0).clamp(4, 32);
-    text.push_str(&format!("\n{:36}  {:width$}  {:8}  {:>7}  {:>7}  {:8}  WHY\n", "DOMAIN", "NAME", "LEASE", "EPOCH", "LEFT", "STATE"));
+    text.push_str(&format!(
+        "\n{:36}  {:width$}  {:8}  {:>7}  {:>7}  {:8}  WHY\n",
+        "DOMAIN", "NAME", "LEASE", "EPOCH", "LEFT", "STATE"
+    ));
     for domain in &view.domains {
         text.push_str(&format!(
             "{}  {:width$}  {:8}  {:>7}  {:>7}  {:8}  {}\n",

@@ -82,7 +82,10 @@ fn carry_out(guard: &mut Guard, event: Event, hands: &Hands, timer: &BootTimer, 
         hands.outbox.send(ledger, outward);
     }
     if let Err(error) = timer.set(guard.wake_at(clock::now())) {
-        hands.record.say(Severity::Error, format!("cannot set the timer on CLOCK_BOOTTIME: {error}. The guard ends and is to be restarted"));
+        hands.record.say(
+            Severity::Error,
+            format!("cannot set the timer on CLOCK_BOOTTIME: {error}. The guard ends and is to be restarted"),
+        );
         std::process::abort();
     }
 }

@@ -45,7 +45,11 @@ struct Condemned {
 fn run(orders: &Receiver<(DomainId, ProcessKey)>, copies: &Copies, record: &Record) {
     let mut condemned: Vec<Condemned> = Vec::new();
     loop {
-        let order = if condemned.is_empty() { orders.recv().map_err(|_| RecvTimeoutError::Disconnected) } else { orders.recv_timeout(ROUND) };
+        let order = if condemned.is_empty() {
+            orders.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            orders.recv_timeout(ROUND)
+        };
         match order {
             Ok((domain, process)) => {
                 strike(domain, process, copies);

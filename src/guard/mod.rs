@@ -24,6 +24,7 @@ mod renew;
 mod scan;
 mod socket;
 
+use self::core::{Hands, Input, Permit};
 use crate::config::{Config, read_token};
 use crate::lease::event::{Event, Severity};
 use crate::lease::guard::{Guard, Memory};
@@ -31,17 +32,16 @@ use crate::lease::id::BootId;
 use crate::lease::ledger::{Ledger, Recovered};
 use crate::local::{self, HookSettings};
 use crate::node::clock::BootTimer;
-use crate::node::libvirt::Libvirt;
-use crate::node::lock::OnlyOne;
 use crate::node::files::{self, Durability};
 use crate::node::host;
+use crate::node::libvirt::Libvirt;
+use crate::node::lock::OnlyOne;
 use crate::sources::Source;
 use crate::sources::http::{Client, Settings};
 use crate::sources::native::{Native, NodeFacts};
-use self::core::{Hands, Input, Permit};
-use record::Record;
-use scan::{Copies, Places, Scanner};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use record::Record;
+use scan::{Copies, LastCaller, Places, Scanner};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -86,7 +86,8 @@ fn start(config: &Config) -> Result<Never, String> {
     let facts = NodeFacts {
         node: config.node.clone(),
         boot,
-        machine: host::machine(&config.state_dir).map_err(|error| format!("cannot tell which machine this is: {error}"))?,
+        machine: host::machine(&config.state_dir)
+            .map_err(|error| format!("cannot tell which machine this is: {error}"))?,
         incarnation: host::incarnation(),
         mode: config.mode,
         ttl: config.timing.ttl,
@@ -101,7 +102,9 @@ fn start(config: &Config) -> Result<Never, String> {
     let timer = Arc::new(timer);
     start_ticker(timer.clone(), core.clone()).map_err(cannot_start)?;
     let libvirt = Libvirt::new(&config.libvirt.uri);
+    let caller = LastCaller::default();
     let places = Places {
+        caller: caller.clone(),
         libvirt_run_dir: config.libvirt.run_dir.clone(),
         hooks_dir: config.libvirt.hooks_dir.clone(),
         interval: SCAN_INTERVAL.min(config.timing.renew),
@@ -111,12 +114,13 @@ fn start(config: &Config) -> Result<Never, String> {
         outbox: outbox::Outbox::start(local::ledger_path(run_dir), renewer, waiting.clone(), record.clone())
             .map_err(cannot_start)?,
         killer: killer::Killer::start(&copies, &record).map_err(cannot_start)?,
-        polite: polite::Polite::start(libvirt, &copies, &core, &record).map_err(cannot_start)?,
+        polite: polite::Polite::start(libvirt, &config.libvirt.run_dir, &copies, &core, &record)
+            .map_err(cannot_start)?,
         scanner: Scanner::start(places, remembered, &copies, &core, &record).map_err(cannot_start)?,
         record: record.clone(),
     };
     let socket = local::socket_path(run_dir);
-    socket::start(&socket, &core, &waiting, &record)
+    socket::start(&socket, &core, &waiting, &caller, &record)
         .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
     record.say(Severity::Info, started(config));
 
@@ -137,7 +141,10 @@ fn recover(run_dir: &Path, boot: BootId, record: &Record) -> Result<Memory, Stri
     files::write_atomically(&marker, boot.to_string().as_bytes(), 0o600, Durability::Kernel)
         .map_err(|error| format!("cannot write {}: {error}", marker.display()))?;
     let lost = |why: String| {
-        let text = format!("the ledger {} is lost: {why}. Nothing is let through before libvirt has said that no start is in flight and a later scan is whole", path.display());
+        let text = format!(
+            "the ledger {} is lost: {why}. Nothing is let through before libvirt has said that no start is in flight and a later scan is whole",
+            path.display()
+        );
         record.say(Severity::Error, text);
         Memory::Lost(boot)
     };
@@ -168,7 +175,8 @@ fn leave_hook_settings(config: &Config) -> Result<(), String> {
     };
     let path = local::hook_settings_path(&config.run_dir);
     let bytes = serde_json::to_vec(&settings).expect("settings are plain data");
-    files::write_atomically(&path, &bytes, 0o644, Durability::Kernel).map_err(|error| format!("cannot write {}: {error}", path.display()))
+    files::write_atomically(&path, &bytes, 0o644, Durability::Kernel)
+        .map_err(|error| format!("cannot write {}: {error}", path.display()))
 }
 
 /// For each endpoint one way to ask and one to watch.

@@ -58,16 +58,27 @@ impl Outbox {
     }
 }
 
-fn run(turns: &Receiver<(Option<Vec<u8>>, Vec<Outward>)>, path: &PathBuf, renewer: &Renewer, waiting: &Waiting, record: &Record) {
+fn run(
+    turns: &Receiver<(Option<Vec<u8>>, Vec<Outward>)>,
+    path: &PathBuf,
+    renewer: &Renewer,
+    waiting: &Waiting,
+    record: &Record,
+) {
     // After a failed write nothing that relies on the ledger leaves until a later one succeeds.
     let mut unwritten: Option<String> = None;
     while let Ok((ledger, outward)) = turns.recv() {
         if let Some(bytes) = ledger {
             match files::write_atomically(path, &bytes, 0o600, Durability::Kernel) {
-                Ok(()) if unwritten.take().is_some() => record.say(Severity::Warning, "the ledger can be written again".into()),
+                Ok(()) if unwritten.take().is_some() => {
+                    record.say(Severity::Warning, "the ledger can be written again".into())
+                }
                 Ok(()) => {}
                 Err(error) => {
-                    let text = format!("cannot write the ledger {}: {error}. No start is let through and no receipt is sent until it can be written", path.display());
+                    let text = format!(
+                        "cannot write the ledger {}: {error}. No start is let through and no receipt is sent until it can be written",
+                        path.display()
+                    );
                     if unwritten.is_none() {
                         record.say(Severity::Error, text.clone());
                     }

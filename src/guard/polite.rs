@@ -8,8 +8,9 @@ use crate::lease::event::{Event, Severity};
 use crate::lease::id::DomainId;
 use crate::lease::ledger::label;
 use crate::lease::time::BootTime;
-use crate::node::libvirt::Libvirt;
+use crate::node::libvirt::{self, Libvirt};
 use crate::node::{clock, traces};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -29,11 +30,18 @@ pub struct Polite(Sender<Job>);
 
 impl Polite {
     /// Starts the workers.
-    pub fn start(libvirt: Libvirt, copies: &Copies, core: &Sender<Input>, record: &Record) -> std::io::Result<Polite> {
+    pub fn start(
+        libvirt: Libvirt,
+        run_dir: &Path,
+        copies: &Copies,
+        core: &Sender<Input>,
+        record: &Record,
+    ) -> std::io::Result<Polite> {
         let (sender, receiver) = channel();
         let worker = Arc::new(Worker {
             jobs: Mutex::new(receiver),
             libvirt,
+            run_dir: run_dir.to_owned(),
             copies: copies.clone(),
             core: core.clone(),
             record: record.clone(),
@@ -63,6 +71,7 @@ impl Polite {
 struct Worker {
     jobs: Mutex<Receiver<Job>>,
     libvirt: Libvirt,
+    run_dir: PathBuf,
     copies: Copies,
     core: Sender<Input>,
     record: Record,
@@ -81,7 +90,8 @@ impl Worker {
     }
 
     fn destroy(&self, domain: DomainId, name: &str, by: BootTime) {
-        let alive: Vec<_> = self.copies.of(domain).into_iter().filter(|copy| !copy.process.process.has_exited()).collect();
+        let alive: Vec<_> =
+            self.copies.of(domain).into_iter().filter(|copy| !copy.process.process.has_exited()).collect();
         // What waited in the queue until its SIGKILL, or has died meanwhile, needs no politeness; and whoever started
         // the domain anew must not lose it.
         if alive.is_empty() || clock::now() >= by {
@@ -94,18 +104,28 @@ impl Worker {
         }
         if let Err(error) = self.libvirt.destroy(domain, by) {
             let who = label(name, domain);
-            self.record.say(Severity::Warning, format!("libvirt did not destroy domain {who}: {error}. SIGKILL does not need it"));
+            self.record.say(
+                Severity::Warning,
+                format!("libvirt did not destroy domain {who}: {error}. SIGKILL does not need it"),
+            );
         }
     }
 
     fn ask_starts(&self) {
         let asked = clock::now();
-        match self.libvirt.starts_in_flight(asked + STARTS_PATIENCE) {
+        let starts = match libvirt::daemon(&self.run_dir) {
+            Some(_) => self.libvirt.starts_in_flight(asked + STARTS_PATIENCE),
+            // Where no daemon runs none is starting anything.
+            None => Ok(Vec::new()),
+        };
+        match starts {
             Ok(domains) => {
                 let event = Event::StartsInFlight { asked, domains };
                 self.core.send(Input::Event(event)).expect("the core lives as long as the process");
             }
-            Err(error) => self.record.say(Severity::Warning, format!("libvirt does not say which starts it has in flight: {error}")),
+            Err(error) => self
+                .record
+                .say(Severity::Warning, format!("libvirt does not say which starts it has in flight: {error}")),
         }
     }
 }

@@ -25,7 +25,10 @@ impl Record {
         let (lines, receiver) = sync_channel(WAITING);
         let dropped = Arc::new(AtomicU64::new(0));
         let counter = dropped.clone();
-        std::thread::Builder::new().name("record".into()).stack_size(256 << 10).spawn(move || run(&receiver, &counter))?;
+        std::thread::Builder::new()
+            .name("record".into())
+            .stack_size(256 << 10)
+            .spawn(move || run(&receiver, &counter))?;
         Ok(Record { lines, dropped })
     }
 

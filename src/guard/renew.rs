@@ -93,7 +93,13 @@ impl Failures {
     }
 }
 
-fn ask_for_ever(mut source: Box<dyn Source>, mailbox: &Mailbox, core: &Sender<Input>, failures: &Failures, record: &Record) {
+fn ask_for_ever(
+    mut source: Box<dyn Source>,
+    mailbox: &Mailbox,
+    core: &Sender<Input>,
+    failures: &Failures,
+    record: &Record,
+) {
     // Told once when it changes, not at every interval of an outage.
     let mut last_failure: Option<String> = None;
     loop {

@@ -8,6 +8,7 @@ use crate::lease::id::{DomainId, ProcessKey};
 use crate::lease::ledger::label;
 use crate::node::domains::{DomainProcess, Finder, RunState};
 use crate::node::hook_audit;
+use crate::node::libvirt;
 use crate::node::traces::Traces;
 use crate::node::watch::ChangeWatch;
 use crate::node::{clock, gone, process};
@@ -28,6 +29,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 const COMPLAINT: Duration = Duration::from_secs(5);
 /// How many ended processes are remembered for those that ask late.
 const REMEMBERED: usize = 10_000;
+
+/// The libvirt daemon that called our hook last: proof that the hook is in force with it.
+pub type LastCaller = Arc<Mutex<Option<ProcessKey>>>;
 
 /// Every process that is not proven gone.
 #[derive(Clone, Default)]
@@ -127,6 +131,8 @@ pub struct Places {
     pub hooks_dir: PathBuf,
     /// Between two scans, if nothing asks for one before.
     pub interval: Duration,
+    /// Which libvirt daemon called our hook last.
+    pub caller: LastCaller,
 }
 
 impl Scanner {
@@ -199,17 +205,37 @@ struct Thread {
 
 impl Thread {
     fn run(&mut self) {
-        let mut changes = ChangeWatch::new(&self.places.libvirt_run_dir);
+        let mut changes = match ChangeWatch::new(&self.places.libvirt_run_dir) {
+            Ok(changes) => Some(changes),
+            Err(error) => {
+                self.record.say(
+                    Severity::Warning,
+                    format!(
+                        "cannot watch {}: {error}. Domains are found by scans alone",
+                        self.places.libvirt_run_dir.display()
+                    ),
+                );
+                None
+            }
+        };
         let mut next = Instant::now();
         loop {
-            let copies: Vec<_> = self.copies.all().into_iter().filter(|copy| !self.proving.contains(&copy.process.process.key())).collect();
-            let (woken, changed, ended) = self.wait(&changes, &copies, next.saturating_duration_since(Instant::now()));
+            let copies: Vec<_> = self
+                .copies
+                .all()
+                .into_iter()
+                .filter(|copy| !self.proving.contains(&copy.process.process.key()))
+                .collect();
+            let (woken, changed, ended) =
+                self.wait(changes.as_ref(), &copies, next.saturating_duration_since(Instant::now()));
             for at in ended {
                 self.prove(copies[at].clone());
             }
-            if changed {
-                changes.drain();
-            }
+            let changed = changed
+                && changes.as_mut().is_some_and(|watch| match watch.drain() {
+                    Ok(changed) => changed,
+                    Err(_) => true,
+                });
             if woken {
                 // Read to reset the counter; its value says nothing.
                 let _ = self.wake.read();
@@ -222,13 +248,16 @@ impl Thread {
     }
 
     /// Waits for a reason to look: asked to, a change in libvirt's files, ended processes (by their place), or time.
-    fn wait(&self, changes: &ChangeWatch, copies: &[Arc<Known>], at_most: Duration) -> (bool, bool, Vec<usize>) {
+    fn wait(
+        &self,
+        changes: Option<&ChangeWatch>,
+        copies: &[Arc<Known>],
+        at_most: Duration,
+    ) -> (bool, bool, Vec<usize>) {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = vec![readable(self.wake.as_fd())];
         fds.extend(copies.iter().map(|copy| readable(copy.process.process.as_fd())));
-        if let Some(fd) = changes.as_fd() {
-            fds.push(readable(fd));
-        }
+        fds.extend(changes.map(|watch| readable(watch.as_fd())));
         // Rounded up, so that a wait of less than a millisecond is not a busy loop.
         let timeout = PollTimeout::try_from(at_most + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
         // An interrupted poll is an early look.
@@ -272,7 +301,13 @@ impl Thread {
     }
 
     fn audit(&self) {
-        let now: Vec<String> = hook_audit::audit(&self.places.hooks_dir).err().map(|fault| fault.to_string()).into_iter().collect();
+        let daemon = libvirt::daemon(&self.places.libvirt_run_dir);
+        let caller = *self.places.caller.lock().expect("no holder panics");
+        let now: Vec<String> = hook_audit::audit(&self.places.hooks_dir, daemon, caller)
+            .err()
+            .map(|fault| fault.to_string())
+            .into_iter()
+            .collect();
         let mut faults = self.faults.lock().expect("no holder panics");
         if *faults != now {
             match now.first() {
@@ -296,7 +331,10 @@ impl Thread {
         if let Err(error) = thread {
             // It stays unproven, hence alive, and is tried again at the next wake-up.
             self.proving.remove(&key);
-            self.record.say(Severity::Error, format!("cannot start a thread to prove that process {} is gone: {error}", key.pid));
+            self.record.say(
+                Severity::Error,
+                format!("cannot start a thread to prove that process {} is gone: {error}", key.pid),
+            );
         }
     }
 
@@ -315,7 +353,10 @@ impl Thread {
             tell(&core, Event::Gone { domain, process });
         };
         if let Err(error) = std::thread::Builder::new().name("prove".into()).stack_size(256 << 10).spawn(run) {
-            self.record.say(Severity::Error, format!("cannot start a thread to prove that process {} is gone: {error}", process.pid));
+            self.record.say(
+                Severity::Error,
+                format!("cannot start a thread to prove that process {} is gone: {error}", process.pid),
+            );
         }
     }
 
@@ -343,7 +384,13 @@ fn prove(copy: &Known, copies: &Copies, core: &Sender<Input>, record: &Record) {
                 if !complained && started.elapsed() >= COMPLAINT {
                     complained = true;
                     let who = label(&copy.process.name, copy.process.domain);
-                    record.say(Severity::Warning, format!("domain {who}, process {}, ended and is not proven gone: {why}. It counts as running", copy.process.process.pid()));
+                    record.say(
+                        Severity::Warning,
+                        format!(
+                            "domain {who}, process {}, ended and is not proven gone: {why}. It counts as running",
+                            copy.process.process.pid()
+                        ),
+                    );
                 }
                 *copy.not_gone.lock().expect("no holder panics") = Some(why);
             }

@@ -3,6 +3,7 @@
 use super::core::Input;
 use super::outbox::Waiting;
 use super::record::Record;
+use super::scan::LastCaller;
 use crate::lease::event::{Event, HookCall, HookId, Severity, Verdict};
 use crate::local::{self, HookRequest, Reply, Request};
 use crate::node::clock;
@@ -28,7 +29,13 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// The path cannot be bound. A left-over socket is replaced: the caller holds the guard's lock.
-pub fn start(path: &Path, core: &Sender<Input>, waiting: &Waiting, record: &Record) -> io::Result<()> {
+pub fn start(
+    path: &Path,
+    core: &Sender<Input>,
+    waiting: &Waiting,
+    caller: &LastCaller,
+    record: &Record,
+) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -38,6 +45,7 @@ pub fn start(path: &Path, core: &Sender<Input>, waiting: &Waiting, record: &Reco
     let desk = Arc::new(Desk {
         core: core.clone(),
         waiting: waiting.clone(),
+        caller: caller.clone(),
         record: record.clone(),
         next: AtomicU64::new(1),
         open: AtomicUsize::new(0),
@@ -49,6 +57,7 @@ pub fn start(path: &Path, core: &Sender<Input>, waiting: &Waiting, record: &Reco
 struct Desk {
     core: Sender<Input>,
     waiting: Waiting,
+    caller: LastCaller,
     record: Record,
     next: AtomicU64,
     open: AtomicUsize,
@@ -99,6 +108,9 @@ impl Desk {
         let within = Duration::from_millis(request.within_ms).min(LONGEST_HOOK);
         let (to, verdict) = sync_channel(1);
         self.waiting.enter(id, to);
+        if request.daemon.is_some() {
+            *self.caller.lock().expect("no holder panics") = request.daemon;
+        }
         let call = HookCall {
             id,
             domain: request.domain,

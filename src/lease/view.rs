@@ -117,7 +117,9 @@ impl Guard {
             (None, Some(lease), _) if now >= lease.expires => {
                 format!("not renewed in time: it ran out {:.1} s ago", now.since(lease.expires).as_secs_f64())
             }
-            (None, Some(_), _) if entry.held_on_lapse => "renewed by the authority; held, not killed, on lapse".to_owned(),
+            (None, Some(_), _) if entry.held_on_lapse => {
+                "renewed by the authority; held, not killed, on lapse".to_owned()
+            }
             (None, Some(_), _) => "renewed by the authority".to_owned(),
             (None, None, Some(seal)) => denial(&seal.reason, seal.epoch, node),
             (None, None, None) => "found running without a lease; the authority is being asked".to_owned(),

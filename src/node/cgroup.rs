@@ -89,21 +89,26 @@ impl DomainCgroup {
         self.places.is_empty() && self.hidden.is_empty()
     }
 
-    /// SIGKILL for everything in the domain's cgroup, at once through `cgroup.kill` where that exists (cgroup v2, Linux
-    /// 5.14), else one by one until nothing new turns up. Never pid 1, never this process, never libvirt's daemon: if one
+    /// SIGKILL for everything in the domain's cgroup: at once through `cgroup.kill` where that exists (cgroup v2, Linux
+    /// 5.14), and one by one until nothing new turns up. Never pid 1, never this process, never libvirt's daemon: if one
     /// of these is in there, the others are killed one by one. Returns how many processes were told to die.
     ///
     /// # Errors
     /// The first of what went wrong, after everything else was tried. A cgroup that is gone is no error.
     pub fn kill_all(&self) -> io::Result<usize> {
-        let mut told = BTreeSet::new();
+        self.kill_all_beside(None)
+    }
+
+    /// As [`DomainCgroup::kill_all`], after this process was told to die already, which saves looking at it again.
+    pub(super) fn kill_all_beside(&self, told_already: Option<i32>) -> io::Result<usize> {
+        let mut told: BTreeSet<i32> = told_already.into_iter().collect();
         let mut first_error = Ok(());
         for place in &self.places {
             if let Err(error) = place.kill_all(&mut told) {
                 first_error = first_error.and(Err(error));
             }
         }
-        first_error.map(|()| told.len())
+        first_error.map(|()| told.len() - usize::from(told_already.is_some()))
     }
 
     /// Whether nothing lives in the domain's cgroup any more, down to the last thread in state D. A cgroup that is gone is
@@ -195,23 +200,29 @@ impl Place {
         let Some(root) = self.pin()? else { return Ok(()) };
         let root_path = root.path();
         let mut present = numbers_below(&root_path, "cgroup.procs")?;
-        if self.kind == Kind::Unified && !present.iter().any(|&pid| is_spared(pid)) && kill_at_once(&root_path)? {
-            told.extend(present);
-            return Ok(());
-        }
         let mut first_error = Ok(());
+        let mut at_once = false;
+        if self.kind == Kind::Unified && !present.iter().any(|pid| !told.contains(pid) && is_spared(*pid)) {
+            match kill_at_once(&root_path) {
+                Ok(killed) => at_once = killed,
+                Err(error) => first_error = Err(error),
+            }
+        }
+        // Each one is told by itself too: `cgroup.kill` misses a process whose leader has ended while another thread runs on
+        // (seen on Linux 6.18).
         for _ in 0..ROUNDS {
             if present.is_empty() {
                 present = self.leaders_by_thread(&root_path)?;
             }
             let fresh: Vec<i32> =
                 present.into_iter().filter(|&pid| pid > 0 && !told.contains(&pid) && !is_spared(pid)).collect();
-            if fresh.is_empty() {
-                break;
-            }
-            for pid in fresh {
+            for &pid in &fresh {
                 told.insert(pid);
                 first_error = first_error.and(self.kill_member(pid));
+            }
+            // What was killed at once has no children born meanwhile.
+            if fresh.is_empty() || at_once {
+                break;
             }
             present = numbers_below(&root_path, "cgroup.procs")?;
         }
@@ -244,13 +255,12 @@ impl Place {
     }
 }
 
-/// Kills all below through `cgroup.kill`; false when this kernel has no such file.
+/// Kills all below through `cgroup.kill`; false when this kernel has no such file, or the cgroup is gone.
 fn kill_at_once(root: &Path) -> io::Result<bool> {
     // Not `fs::write`: creating a file in a cgroup is refused with another error than its absence.
     match OpenOptions::new().write(true).open(root.join("cgroup.kill")).and_then(|mut file| file.write_all(b"1")) {
         Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) if is_gone(&error) => Ok(true),
+        Err(error) if is_gone(&error) => Ok(false),
         Err(error) => Err(error),
     }
 }
@@ -321,4 +331,125 @@ fn read_file(path: &Path) -> io::Result<Option<String>> {
 /// Whether an error of a cgroup file means only that the cgroup was removed.
 fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::testing::{Child, TestCgroup, skipped};
+    use std::process::Command;
+
+    /// Each kind of hierarchy that libvirt uses and this machine has.
+    const HIERARCHIES: [&str; 3] = ["", "freezer", "pids"];
+
+    #[test]
+    fn a_kill_reaches_the_helpers_below_and_then_the_cgroup_is_empty() {
+        for cgroup in HIERARCHIES.iter().filter_map(|controllers| TestCgroup::new(controllers)) {
+            let (qemu, helper) = (Child::sleeping(), Child::sleeping());
+            TestCgroup::admit(&cgroup.below("emulator"), &qemu);
+            TestCgroup::admit(&cgroup.0, &helper);
+            let domain = DomainCgroup::of(qemu.pid()).unwrap();
+            assert_eq!(domain, DomainCgroup::of(helper.pid()).unwrap(), "the part that is the domain's");
+            assert!(!domain.is_none() && !domain.is_empty().unwrap());
+            let mut pids: Vec<i32> = domain.members().unwrap().into_iter().map(|member| member.pid).collect();
+            pids.sort_unstable();
+            let mut expected = [qemu.pid(), helper.pid()];
+            expected.sort_unstable();
+            assert_eq!(pids, expected);
+
+            let watched = [&qemu, &helper].map(|child| Process::open(child.pid()).unwrap());
+            assert_eq!(domain.kill_all().unwrap(), 2);
+            qemu.wait_exited(&watched[0]);
+            helper.wait_exited(&watched[1]);
+            assert!(domain.is_empty().unwrap());
+        }
+    }
+
+    #[test]
+    fn libvirts_daemon_is_never_killed_with_a_domain_whoever_put_it_there() {
+        let dir = tempfile::tempdir().unwrap();
+        for cgroup in HIERARCHIES.iter().filter_map(|controllers| TestCgroup::new(controllers)) {
+            let (helper, daemon) = (Child::sleeping(), Child::posing_as_qemu(dir.path(), "libvirtd", &[]));
+            TestCgroup::admit(&cgroup.0, &helper);
+            TestCgroup::admit(&cgroup.0, &daemon);
+            let domain = DomainCgroup::of(helper.pid()).unwrap();
+            let (helper_process, daemon_process) =
+                (Process::open(helper.pid()).unwrap(), Process::open(daemon.pid()).unwrap());
+            assert_eq!(domain.kill_all().unwrap(), 1);
+            helper.wait_exited(&helper_process);
+            assert!(!daemon_process.has_exited());
+            assert!(!domain.is_empty().unwrap(), "so it is not called gone either");
+        }
+    }
+
+    #[test]
+    fn a_later_cgroup_of_the_same_name_is_another() {
+        for cgroup in HIERARCHIES.iter().filter_map(|controllers| TestCgroup::new(controllers)) {
+            let first = Child::sleeping();
+            TestCgroup::admit(&cgroup.0, &first);
+            let domain = DomainCgroup::of(first.pid()).unwrap();
+            let process = Process::open(first.pid()).unwrap();
+            drop(first);
+            assert!(process.has_exited() && domain.is_empty().unwrap());
+            fs::remove_dir(&cgroup.0).unwrap();
+            assert!(domain.is_empty().unwrap(), "a cgroup that is gone is empty");
+
+            fs::create_dir(&cgroup.0).unwrap();
+            let second = Child::sleeping();
+            TestCgroup::admit(&cgroup.0, &second);
+            assert!(domain.is_empty().unwrap());
+            assert_eq!(domain.kill_all().unwrap(), 0);
+            assert!(!Process::open(second.pid()).unwrap().has_exited());
+        }
+    }
+
+    #[test]
+    fn a_frozen_cgroup_dies_too() {
+        let Some(cgroup) = TestCgroup::new("freezer") else { return };
+        let child = Child::sleeping();
+        TestCgroup::admit(&cgroup.0, &child);
+        fs::write(cgroup.0.join("freezer.state"), "FROZEN").unwrap();
+        let (domain, process) = (DomainCgroup::of(child.pid()).unwrap(), Process::open(child.pid()).unwrap());
+        domain.kill_all().unwrap();
+        child.wait_exited(&process);
+    }
+
+    #[test]
+    fn a_dead_leader_with_a_living_thread_keeps_the_cgroup_populated_and_is_killed() {
+        let script = "import threading, time, ctypes, sys\n\
+            threading.Thread(target=time.sleep, args=(1000,)).start()\n\
+            print('up', flush=True)\n\
+            ctypes.CDLL(None).syscall(60, 0)";
+        if !cfg!(target_arch = "x86_64") || Command::new("python3").arg("-V").output().is_err() {
+            return skipped("needs python3 on x86_64 to end a leader before its thread");
+        }
+        for cgroup in HIERARCHIES.iter().filter_map(|controllers| TestCgroup::new(controllers)) {
+            let mut command = Command::new("sh");
+            // The shell waits for its line, so that python and all its threads are born in the cgroup.
+            command.args(["-c", "read x; exec python3 -c \"$0\"", script]).stdout(std::process::Stdio::piped());
+            let mut child = Child::spawn(command);
+            TestCgroup::admit(&cgroup.0, &child);
+            child.say_and_hear("go", "up");
+            let stat = format!("/proc/{}/stat", child.pid());
+            while process::stat_at(Path::new(&stat)).unwrap().state != 'Z' {
+                std::thread::yield_now();
+            }
+            let domain = DomainCgroup::of(child.pid()).unwrap();
+            assert!(!domain.is_none(), "seen by its living thread");
+            assert!(!domain.is_empty().unwrap());
+            let process = Process::open(child.pid()).expect("not exited");
+            domain.kill_all().unwrap();
+            child.wait_exited(&process);
+            assert!(domain.is_empty().unwrap());
+        }
+    }
+
+    #[test]
+    fn a_process_in_a_cgroup_of_no_domain_has_none() {
+        let child = Child::sleeping();
+        let none = DomainCgroup::of(child.pid()).unwrap();
+        assert!(none.is_none() && none.is_empty().unwrap());
+        assert_eq!(none.kill_all().unwrap(), 0);
+        assert!(!Process::open(child.pid()).unwrap().has_exited());
+    }
 }

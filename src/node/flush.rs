@@ -104,3 +104,68 @@ fn open_as(id: FileId, path: &Path) -> io::Result<Option<File>> {
 fn is_elsewhere(error: &io::Error) -> bool {
     is_vanished(error) || matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ENXIO | libc::ENODEV))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::process::Process;
+    use nix::sys::stat::{Mode, makedev};
+
+    /// The traces of this very process, which has `file` open, cut to that file.
+    fn traces_with(path: &Path) -> Traces {
+        let id = FileId::of(&fs::metadata(path).unwrap()).unwrap();
+        let me = Process::open(std::process::id() as i32).unwrap();
+        let mut traces = Traces::of(&me).unwrap();
+        traces.files.retain(|noted, _| *noted == id);
+        assert_eq!(traces.files.len(), 1, "noted");
+        traces
+    }
+
+    #[test]
+    fn a_file_is_written_back_where_it_is_renamed_or_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sub/disk.raw");
+        fs::create_dir(dir.path().join("sub")).unwrap();
+        fs::write(&path, [0xaa; 4096]).unwrap();
+        let _open = OpenOptions::new().write(true).open(&path).unwrap();
+        let traces = traces_with(&path);
+        flush(&traces).unwrap();
+        fs::rename(&path, dir.path().join("renamed")).unwrap();
+        flush(&traces).unwrap();
+        // A pipe in its place: opening it would block.
+        nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
+        flush(&traces).unwrap();
+        fs::remove_dir_all(dir.path().join("sub")).unwrap();
+        flush(&traces).unwrap();
+    }
+
+    #[test]
+    fn a_block_device_that_was_removed_has_nothing_left() {
+        let number = makedev(4095, 1_048_575);
+        let traces = Traces {
+            files: [(FileId::BlockDevice(number), PathBuf::from("/dev/nonexistent"))].into(),
+            ..Traces::default()
+        };
+        flush(&traces).unwrap();
+    }
+
+    #[test]
+    fn a_block_device_is_found_by_its_number_when_its_path_is_not_ours() {
+        let Some((name, number)) =
+            fs::read_dir("/sys/dev/block").ok().into_iter().flatten().flatten().find_map(|entry| {
+                let number = entry.file_name().into_string().ok()?;
+                let events = fs::read_to_string(entry.path().join("uevent")).ok()?;
+                let name = events.lines().find_map(|line| line.strip_prefix("DEVNAME="))?.to_owned();
+                // An empty loop device opens and syncs like any other.
+                (name.starts_with("loop") && File::open(Path::new("/dev").join(&name)).is_ok())
+                    .then_some((name, number))
+            })
+        else {
+            return crate::node::testing::skipped("no loop device here that may be opened");
+        };
+        let (major, minor) = number.split_once(':').unwrap();
+        let id = FileId::BlockDevice(makedev(major.parse().unwrap(), minor.parse().unwrap()));
+        flush_block_device(id, makedev(major.parse().unwrap(), minor.parse().unwrap()), Path::new("/elsewhere/vda"))
+            .expect(&name);
+    }
+}

@@ -149,3 +149,47 @@ pub fn stuck_threads(process: &Process) -> Vec<StuckThread> {
     }
     stuck
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::testing::{Child, TestCgroup, domain};
+
+    #[test]
+    fn the_living_are_not_gone_and_the_dead_are_proven_so() {
+        let child = Child::sleeping();
+        let domain = domain(&child);
+        let traces = Traces::of(&domain.process).unwrap();
+        let refused = prove_gone(&domain, &traces).unwrap_err();
+        assert_eq!(refused.to_string(), format!("pid {} has not exited", child.pid()));
+        domain.process.kill().unwrap();
+        child.wait_exited(&domain.process);
+        let gone = prove_gone(&domain, &traces).unwrap();
+        assert_eq!((gone.process(), gone.domain()), (domain.process.key(), domain.domain));
+    }
+
+    #[test]
+    fn a_helper_left_in_the_cgroup_is_named() {
+        for cgroup in ["", "pids"].into_iter().filter_map(TestCgroup::new) {
+            let (qemu, helper) = (Child::sleeping(), Child::sleeping());
+            TestCgroup::admit(&cgroup.0, &qemu);
+            TestCgroup::admit(&cgroup.0, &helper);
+            let domain = domain(&qemu);
+            domain.process.kill().unwrap();
+            qemu.wait_exited(&domain.process);
+            let refused = prove_gone(&domain, &Traces::default()).unwrap_err();
+            assert_eq!(refused.to_string(), format!("left in its cgroup: pid {} (cat)", helper.pid()));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_killed_is_told_with_what_it_waits_for() {
+        let stuck = |tid: i32| StuckThread { tid, waits_in: "percpu_rwsem_wait".into() };
+        let sentence = NotGone::Alive { pid: 7, stuck: (1..6).map(stuck).collect() }.to_string();
+        assert_eq!(
+            sentence,
+            "pid 7 cannot be killed: thread 1 is in state D in percpu_rwsem_wait, thread 2 is in state D in \
+             percpu_rwsem_wait, thread 3 is in state D in percpu_rwsem_wait and 2 more; its storage does not answer"
+        );
+    }
+}

@@ -1,3 +1,105 @@
-#![allow(missing_docs)]
-pub struct OnlyOne(nix::fcntl::Flock<std::fs::File>);
-impl OnlyOne { pub fn take(path: &std::path::Path) -> std::io::Result<OnlyOne> { let f = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(path)?; nix::fcntl::Flock::lock(f, nix::fcntl::FlockArg::LockExclusiveNonblock).map(OnlyOne).map_err(|_| std::io::Error::other(format!("{}: held by pid ?", path.display()))) } }
+//! One guard per node.
+
+use super::process::comm_of;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::{fmt, fs};
+
+/// Held for as long as this value lives, and by the kernel no longer than this process does.
+#[derive(Debug)]
+pub struct OnlyOne {
+    /// flock(2) belongs to the open file: closing it gives it back.
+    _file: File,
+}
+
+/// Why this process is not the only one, or cannot know it.
+#[derive(Debug)]
+pub enum LockError {
+    /// Another process holds it.
+    Held {
+        /// The lock file.
+        path: PathBuf,
+        /// The pid it has written there, and its name.
+        holder: Option<(i32, String)>,
+    },
+    /// The file cannot be opened, locked or written.
+    Failed {
+        /// The lock file.
+        path: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+}
+
+impl fmt::Display for LockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LockError::Held { path, holder: Some((pid, comm)) } => {
+                write!(f, "already running: pid {pid} ({comm}) holds {}; stop it first", path.display())
+            }
+            LockError::Held { path, holder: None } => {
+                write!(f, "already running: another process holds {} (lslocks tells which)", path.display())
+            }
+            LockError::Failed { path, cause } => write!(f, "cannot lock {}: {cause}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for LockError {}
+
+impl OnlyOne {
+    /// Takes the lock and writes this process's pid into the file. Does not wait. The file stays when the lock is gone:
+    /// removing it would let two processes hold two files of one name.
+    ///
+    /// # Errors
+    /// See [`LockError`].
+    pub fn take(path: &Path) -> Result<OnlyOne, LockError> {
+        let failed = |cause| LockError::Failed { path: path.to_owned(), cause };
+        let mut options = OpenOptions::new();
+        let mut file =
+            options.read(true).write(true).create(true).truncate(false).mode(0o644).open(path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(LockError::Held { path: path.to_owned(), holder: holder(&file) });
+            }
+            Err(TryLockError::Error(cause)) => return Err(failed(cause)),
+        }
+        file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
+        Ok(OnlyOne { _file: file })
+    }
+}
+
+/// Who has written a pid into the file and still lives.
+fn holder(file: &File) -> Option<(i32, String)> {
+    let mut text = String::new();
+    file.take(32).read_to_string(&mut text).ok()?;
+    let pid = text.trim().parse().ok()?;
+    fs::metadata(format!("/proc/{pid}")).ok()?;
+    Some((pid, comm_of(pid).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_is_refused_and_told_who_the_first_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("guard.lock");
+        fs::write(&path, "999999999 left over\n").unwrap();
+        let first = OnlyOne::take(&path).unwrap();
+        let refused = OnlyOne::take(&path).unwrap_err().to_string();
+        assert!(refused.starts_with(&format!("already running: pid {} (", std::process::id())), "{refused}");
+        drop(first);
+        OnlyOne::take(&path).expect("free again");
+    }
+
+    #[test]
+    fn a_lock_that_cannot_be_made_says_where() {
+        let error = OnlyOne::take(Path::new("/nonexistent/guard.lock")).unwrap_err().to_string();
+        assert!(error.starts_with("cannot lock /nonexistent/guard.lock: "), "{error}");
+    }
+}

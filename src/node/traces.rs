@@ -198,3 +198,107 @@ fn buffered(pid: i32, number: RawFd) -> io::Result<Option<FileId>> {
 fn is_closed(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBADF | libc::ESRCH | libc::EINVAL | libc::ENOTSOCK))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::testing::Child;
+    use std::fs::OpenOptions;
+    use std::io::Write;
+    use std::net::TcpListener;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::process::{Command, Stdio};
+
+    /// A child whose standard output is this, and which does nothing.
+    fn holding(what: impl Into<Stdio>) -> (Child, Process) {
+        let mut command = Command::new("cat");
+        command.stdout(what);
+        let child = Child::spawn(command);
+        let process = Process::open(child.pid()).unwrap();
+        (child, process)
+    }
+
+    #[test]
+    fn a_file_open_for_writing_through_the_page_cache_is_noted_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = |name: &str, write: bool, flags: i32| {
+            let path = dir.path().join(name);
+            fs::write(&path, "").unwrap();
+            OpenOptions::new().read(true).write(write).custom_flags(flags).open(path)
+        };
+        let noted = |file: File| {
+            let (_child, process) = holding(file);
+            Traces::of(&process).unwrap().buffered_files().map(Path::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(noted(open("disk", true, 0).unwrap()), [dir.path().join("disk")]);
+        assert_eq!(noted(open("base", false, 0).unwrap()), [PathBuf::new(); 0]);
+        // Not every file system can do O_DIRECT.
+        if let Ok(direct) = open("direct", true, libc::O_DIRECT) {
+            assert_eq!(noted(direct), [PathBuf::new(); 0]);
+        }
+        assert_eq!(noted(OpenOptions::new().write(true).open("/dev/null").unwrap()), [PathBuf::new(); 0]);
+    }
+
+    /// A connection with more written than the other end takes, held by a child alone; and the other end.
+    fn stuffed() -> (Child, Process, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while stream.write(&[0xaa; 65536]).is_ok() {}
+        let (child, process) = holding(OwnedFd::from(stream));
+        (child, process, far)
+    }
+
+    #[test]
+    fn a_killed_process_leaves_an_orphan_that_goes_on_sending() {
+        let (mut child, process, far) = stuffed();
+        let traces = Traces::of(&process).unwrap();
+        assert_eq!(traces.connections().count(), 1);
+        assert!(orphans(&traces).unwrap().is_empty(), "it has an owner yet");
+        process.kill().unwrap();
+        child.wait_exited(&process);
+        child.reap();
+        let left = orphans(&traces).unwrap();
+        assert_eq!(left, traces.connections().copied().collect::<Vec<_>>());
+        // Once it is taken, there is nothing to wait for: reads to the end.
+        io::copy(&mut &far, &mut io::sink()).unwrap();
+        let give_up = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !orphans(&traces).unwrap().is_empty() {
+            assert!(std::time::Instant::now() < give_up, "the last acknowledgement comes");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_connection_told_to_reset_dies_with_its_process_and_its_queue() {
+        let (child, process, far) = stuffed();
+        let traces = Traces::of(&process).unwrap();
+        assert_eq!(reset_on_close(&process), 1);
+        process.kill().unwrap();
+        child.wait_exited(&process);
+        assert!(orphans(&traces).unwrap().is_empty());
+        let end = io::copy(&mut &far, &mut io::sink()).unwrap_err();
+        assert_eq!(end.kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn a_listening_socket_and_a_local_one_are_no_connections() {
+        let (_child, process) = holding(OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap()));
+        assert_eq!(Traces::of(&process).unwrap().connections().count(), 0);
+        let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (_child, process) = holding(OwnedFd::from(near));
+        assert_eq!(Traces::of(&process).unwrap(), Traces::default());
+        assert_eq!(reset_on_close(&process), 0);
+    }
+
+    #[test]
+    fn the_dead_leave_nothing_to_note() {
+        let (child, process, _far) = stuffed();
+        process.kill().unwrap();
+        child.wait_exited(&process);
+        assert_eq!(Traces::of(&process).unwrap(), Traces::default());
+        assert_eq!(reset_on_close(&process), 0);
+    }
+}

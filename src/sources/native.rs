@@ -7,7 +7,9 @@ use super::http::Client;
 use crate::lease::event::Question;
 use crate::lease::id::{BootId, DomainId, Incarnation, NodeId};
 use crate::node::clock;
-use crate::protocol::{Claims, Machine, Mode, NamedDomain, QuestionList, RenewAnswer, RenewRequest, VERSION, WatchAnswer};
+use crate::protocol::{
+    Claims, Machine, Mode, NamedDomain, QuestionList, RenewAnswer, RenewRequest, VERSION, WatchAnswer,
+};
 use std::time::Duration;
 
 /// The authority holds a watch for 30 s at most.
@@ -197,6 +199,9 @@ mod tests {
         memory.learn(&named(NamedState::Running), &mut quiet).unwrap();
         assert_eq!(quiet.claims.domains, Some(allow()));
         assert!(memory.learn(&named(NamedState::Running), &mut answer("t2", None)).is_err());
-        assert!(memory.learn(&named(NamedState::Running), &mut answer("t1", None)).is_err(), "and then nothing is known");
+        assert!(
+            memory.learn(&named(NamedState::Running), &mut answer("t1", None)).is_err(),
+            "and then nothing is known"
+        );
     }
 }

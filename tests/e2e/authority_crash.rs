@@ -21,7 +21,9 @@ fn a_grant_that_was_answered_survives_the_authoritys_death_and_the_domain_with_i
     // Away for less than a lease: nobody notices.
     site.kill_authority();
     site.start_authority();
-    wait_until("contact was back", SOON, || node.status(&domain).is_some_and(|known| known["left_ms"].as_u64() > Some(4000)));
+    wait_until("contact was back", SOON, || {
+        node.status(&domain).is_some_and(|known| known["left_ms"].as_u64() > Some(4000))
+    });
     assert_eq!(node.host.qemu(&domain), pid);
 }
 
@@ -42,7 +44,8 @@ fn grants_cut_off_by_the_authoritys_death_are_whole_or_not_there_and_never_to_tw
         assert!(told != [true, true], "two owners were told yes");
         site.start_authority();
         let owner = site.lease(&["show", &domain.uuid, "--json"]);
-        let owner: serde_json::Value = if owner.ok() { serde_json::from_str(&owner.expect_ok()).unwrap() } else { serde_json::Value::Null };
+        let owner: serde_json::Value =
+            if owner.ok() { serde_json::from_str(&owner.expect_ok()).unwrap() } else { serde_json::Value::Null };
         for (node, told) in ["n1", "n2"].iter().zip(told) {
             assert!(!told || owner["owner"]["node"] == *node, "a grant that was answered is lost: {owner}");
         }

@@ -121,7 +121,10 @@ fn with_the_guard_away_a_start_is_refused_with_what_to_do() {
     site.lease(&["grant", &domain.uuid, "n1"]).expect_ok();
     node.kill_guard();
     let said = node.start(&domain).expect_failure();
-    assert!(said.contains("the guard on this host does not answer") && said.contains("systemctl start leasehold"), "{said}");
+    assert!(
+        said.contains("the guard on this host does not answer") && said.contains("systemctl start leasehold"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -154,7 +157,8 @@ fn every_end_exits_0_and_nothing_ever_goes_to_stdout() {
     let call = |node: &Node, op: &str, subop: &str, xml: &str| {
         let program = std::env::var("LEASEHOLD_BIN").unwrap_or(env!("CARGO_BIN_EXE_leasehold").into());
         // Only what libvirt would see as the hook's stdout is printed.
-        let line = format!("out=$('{program}' hook web-1 {op} {subop} - 2>/dev/null); code=$?; printf '%s|%s' \"$out\" $code");
+        let line =
+            format!("out=$('{program}' hook web-1 {op} {subop} - 2>/dev/null); code=$?; printf '%s|%s' \"$out\" $code");
         node.host.run_with("sh", &["-c", &line], xml).expect_ok()
     };
     for away in [false, true] {

@@ -2,8 +2,8 @@
 
 mod harness;
 
-mod testbed;
 mod authority_crash;
 mod hook_matrix;
 mod lifecycle;
+mod testbed;
 mod two_hosts;

@@ -223,7 +223,9 @@ impl World {
 
     fn never_two(&mut self) {
         let alive: usize = self.nodes.iter().map(|n| n.processes.iter().filter(|p| p.alive).count()).sum();
-        if alive > 1 {
+        // Stricter than two copies: whoever is told "yours" could start in that very instant.
+        let elsewhere = self.owner().is_some_and(|owner| self.running().iter().any(|&at| at != owner));
+        if alive > 1 || elsewhere {
             let tail = self.trace.len().saturating_sub(60);
             panic!("two copies at {:?}\n{}", self.now, self.trace[tail..].join("\n"));
         }
@@ -251,7 +253,10 @@ impl World {
     }
 
     /// One operation: committed unless the authority dies first, answered unless it dies between.
-    pub fn operate<T>(&mut self, operation: impl FnOnce(&mut Book, Now) -> (T, Vec<leasehold::authority::records::Write>, Vec<String>)) -> Option<T> {
+    pub fn operate<T>(
+        &mut self,
+        operation: impl FnOnce(&mut Book, Now) -> (T, Vec<leasehold::authority::records::Write>, Vec<String>),
+    ) -> Option<T> {
         let book = self.book.as_mut()?;
         let (answer, writes, log) = operation(book, Now { at: self.now, wall: "" });
         let dies = self.faults.authority_dies != NEVER && self.random.one_in(60);
@@ -398,7 +403,8 @@ impl World {
         let node = &mut self.nodes[at];
         node.incarnation += 1;
         let boot = BootId::from_bytes([node.number * 16 + node.boot; 16]);
-        let incarnation = Incarnation::from_bytes([node.incarnation, node.number, node.boot, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+        let incarnation =
+            Incarnation::from_bytes([node.incarnation, node.number, node.boot, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
         let memory = match node.ledger.as_deref().map(|bytes| Ledger::recover(bytes, boot)) {
             Some(Recovered::Restored(ledger)) => Memory::Restored(ledger),
             None => Memory::First(boot),
@@ -495,7 +501,24 @@ impl World {
         let node = &self.nodes[at];
         RenewRequest {
             protocol: VERSION,
-            incarnation: Incarnation::from_bytes([node.incarnation, node.number, node.boot, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]),
+            incarnation: Incarnation::from_bytes([
+                node.incarnation,
+                node.number,
+                node.boot,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                1,
+            ]),
             question: question.number,
             boot_id: BootId::from_bytes([node.number * 16 + node.boot; 16]),
             machine: Machine { hardware: format!("hw{}", node.number), key: format!("key{}", node.number) },
@@ -544,7 +567,8 @@ impl World {
         if now >= end {
             self.nodes[at].scan_at = None;
             // It speaks for what lived when it began; what started meanwhile may be in it too.
-            let copies = self.nodes[at].processes.iter().filter(|p| p.alive && (p.started < began || began.as_nanos() % 2 == 0));
+            let copies =
+                self.nodes[at].processes.iter().filter(|p| p.alive && (p.started < began || began.as_nanos() % 2 == 0));
             let seen = |p: &Process| SeenCopy {
                 domain: DOMAIN,
                 name: "web".into(),
@@ -602,7 +626,14 @@ impl World {
                 let key = ProcessKey { pid: node.pids, started: now.as_nanos() / 10_000_000 };
                 let text = format!("n{}: process {} executes, unkillable: {unkillable}", node.number, key.pid);
                 node.processes.retain(|p| p.alive || !p.told_gone);
-                node.processes.push(Process { key, started: now, alive: true, dies_at: None, unkillable, told_gone: false });
+                node.processes.push(Process {
+                    key,
+                    started: now,
+                    alive: true,
+                    dies_at: None,
+                    unkillable,
+                    told_gone: false,
+                });
                 node.start = Start::Idle;
                 self.say(text);
                 self.hook_started(at);
