@@ -223,3 +223,15 @@ fn the_operators_guide_explains_every_key() {
         assert!(guide.contains(&format!("| `{key}` |")), "'{key}' is not explained");
     }
 }
+
+#[test]
+fn the_examples_of_the_documents_are_good_files() {
+    for (document, text) in
+        [("README.md", include_str!("../../README.md")), ("docs/operating.md", include_str!("../../docs/operating.md"))]
+    {
+        let (_, rest) = text.split_once("toml\n").or(text.split_once("<<'TOML'\n")).expect(document);
+        let (example, _) = rest.split_once("```").expect(document);
+        let example = example.split("\nTOML\n").next().expect("split gives one part at least");
+        parse(example).unwrap_or_else(|error| panic!("{document}:\n{error}"));
+    }
+}
