@@ -19,6 +19,14 @@ pub struct Renewer {
     failures: Arc<Failures>,
 }
 
+/// One endpoint: a held watch must not keep a question waiting, so each has a connection of its own.
+pub struct Endpoint {
+    /// Is asked.
+    pub asking: Box<dyn Source>,
+    /// Is watched.
+    pub watching: Box<dyn Source>,
+}
+
 /// The next question of one endpoint. A newer one replaces one that waits: only the newest answer counts.
 #[derive(Default)]
 struct Mailbox {
@@ -34,16 +42,12 @@ struct Failures {
 }
 
 impl Renewer {
-    /// Starts two threads for each pair of sources: the first asks, the second watches.
-    pub fn start(
-        sources: Vec<(Box<dyn Source>, Box<dyn Source>)>,
-        core: &Sender<Input>,
-        record: &Record,
-    ) -> std::io::Result<Renewer> {
-        let endpoints = sources.len();
-        let failures = Arc::new(Failures { endpoints, by_question: Mutex::default(), core: core.clone() });
+    /// Starts two threads for each endpoint.
+    pub fn start(endpoints: Vec<Endpoint>, core: &Sender<Input>, record: &Record) -> std::io::Result<Renewer> {
+        let failures =
+            Arc::new(Failures { endpoints: endpoints.len(), by_question: Mutex::default(), core: core.clone() });
         let mut mailboxes = Vec::new();
-        for (asking, watching) in sources {
+        for Endpoint { asking, watching } in endpoints {
             let mailbox = Arc::new(Mailbox::default());
             mailboxes.push(mailbox.clone());
             let (answers, failures, record) = (core.clone(), failures.clone(), record.clone());

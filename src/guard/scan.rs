@@ -231,11 +231,8 @@ impl Thread {
             for at in ended {
                 self.prove(copies[at].clone());
             }
-            let changed = changed
-                && changes.as_mut().is_some_and(|watch| match watch.drain() {
-                    Ok(changed) => changed,
-                    Err(_) => true,
-                });
+            // A watch that has gone blind has something to say, too.
+            let changed = changed && changes.as_mut().is_some_and(|watch| watch.drain().unwrap_or(true));
             if woken {
                 // Read to reset the counter; its value says nothing.
                 let _ = self.wake.read();
