@@ -44,7 +44,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
     let call = Call { name, op, started, deadline };
     match (call.decide(std::io::stdin().lock()), op.can_refuse()) {
         (Ok(()), _) | (Err(_), false) => ExitCode::SUCCESS,
-        // safety: an observing node promised no bound and gives no receipts.
+        // safety: an observing node promises nothing, so nobody relies on a refusal.
         (Err(_), true) if observe.unwrap_or_else(configured_to_observe) => ExitCode::SUCCESS,
         (Err(sentence), true) => {
             complain(&sentence);

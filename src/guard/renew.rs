@@ -13,6 +13,9 @@ use std::time::Duration;
 /// After a failed watch, the next one waits this long; a watch is a hint, so nothing depends on it.
 const WATCH_PAUSE: Duration = Duration::from_secs(1);
 
+/// Questions that some endpoints failed to answer and others may yet.
+const MOST_OPEN: usize = 16;
+
 /// Sends questions to every endpoint.
 pub struct Renewer {
     endpoints: Vec<Arc<Mailbox>>,
@@ -89,7 +92,12 @@ impl Failures {
         let mut by_question = self.by_question.lock().expect("no holder panics");
         let whys = by_question.entry(question).or_default();
         whys.push(why);
-        if whys.len() >= self.endpoints {
+        if whys.len() < self.endpoints {
+            // Another endpoint may have answered this one, and then it is never complete.
+            while by_question.len() > MOST_OPEN {
+                by_question.pop_first();
+            }
+        } else {
             let why = whys.join("; ");
             by_question.retain(|&number, _| number > question);
             tell(&self.core, Event::Unanswered { question, why });
