@@ -26,6 +26,11 @@ pub fn ledger_path(run_dir: &Path) -> PathBuf {
     run_dir.join("ledger.json")
 }
 
+/// What each process would leave behind, for the next guard.
+pub fn notes_path(run_dir: &Path) -> PathBuf {
+    run_dir.join("copies.json")
+}
+
 /// What the hook must know before, or without, the guard.
 pub fn hook_settings_path(run_dir: &Path) -> PathBuf {
     run_dir.join("hook.json")

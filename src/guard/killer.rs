@@ -1,7 +1,7 @@
 //! SIGKILL, at once and again until the process is proven gone. It needs nothing but memory and the kernel (rule 6).
 
+use super::copies::Copies;
 use super::record::Record;
-use super::scan::Copies;
 use crate::lease::event::Severity;
 use crate::lease::id::{DomainId, ProcessKey};
 use crate::lease::ledger::label;

@@ -15,6 +15,7 @@
 //!
 //! The guard is built to be killed at any instant: there is no shutdown, only the ledger.
 
+mod copies;
 mod core;
 mod killer;
 mod outbox;
@@ -39,9 +40,10 @@ use crate::node::lock::OnlyOne;
 use crate::sources::Source;
 use crate::sources::http::{Client, Settings};
 use crate::sources::native::{Native, NodeFacts};
+use copies::Copies;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use record::Record;
-use scan::{Copies, LastCaller, Places, Scanner};
+use scan::{LastCaller, Places, Scanner};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -105,6 +107,7 @@ fn start(config: &Config) -> Result<Never, String> {
     let caller = LastCaller::default();
     let places = Places {
         caller: caller.clone(),
+        notes: local::notes_path(run_dir),
         libvirt_run_dir: config.libvirt.run_dir.clone(),
         hooks_dir: config.libvirt.hooks_dir.clone(),
         interval: SCAN_INTERVAL.min(config.timing.renew),

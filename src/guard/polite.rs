@@ -1,9 +1,9 @@
 //! libvirt's own destroy, tried before SIGKILL so that the domain's state reads "destroyed": otherwise Masakari takes
 //! the death for a crash and restarts the evacuated copy. Nothing waits for it.
 
+use super::copies::Copies;
 use super::core::Input;
 use super::record::Record;
-use super::scan::Copies;
 use crate::lease::event::{Event, Severity};
 use crate::lease::id::DomainId;
 use crate::lease::ledger::label;

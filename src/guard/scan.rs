@@ -1,6 +1,7 @@
 //! Finds libvirt's QEMUs without libvirt, holds them by pidfd, and proves their end. A hang here makes the permit
 //! pass, since it is capped by the last whole scan.
 
+use super::copies::{self, Copies, Known, Note};
 use super::core::Input;
 use super::record::Record;
 use crate::lease::event::{CopyState, Event, Scan, SeenCopy, Severity};
@@ -9,16 +10,15 @@ use crate::lease::ledger::label;
 use crate::node::domains::{DomainProcess, Finder, RunState};
 use crate::node::hook_audit;
 use crate::node::libvirt;
-use crate::node::traces::Traces;
 use crate::node::watch::ChangeWatch;
-use crate::node::{clock, gone, process};
+use crate::node::{clock, process};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How often what a process would leave behind is looked at anew.
@@ -27,94 +27,9 @@ const RECOUNT: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// An end that cannot be proven is told after this long.
 const COMPLAINT: Duration = Duration::from_secs(5);
-/// How many ended processes are remembered for those that ask late.
-const REMEMBERED: usize = 10_000;
 
 /// The libvirt daemon that called our hook last: proof that the hook is in force with it.
 pub type LastCaller = Arc<Mutex<Option<ProcessKey>>>;
-
-/// Every process that is not proven gone.
-#[derive(Clone, Default)]
-pub struct Copies(Arc<Mutex<Inner>>);
-
-#[derive(Default)]
-struct Inner {
-    known: BTreeMap<ProcessKey, Arc<Known>>,
-    gone: BTreeSet<ProcessKey>,
-}
-
-/// One process, and what it would leave behind.
-pub struct Known {
-    /// The process.
-    pub process: DomainProcess,
-    noted: Mutex<Noted>,
-    not_gone: Mutex<Option<String>>,
-}
-
-/// What a process would leave behind.
-#[derive(Clone, Default)]
-struct Noted {
-    traces: Traces,
-    /// A look failed, so there may be more.
-    in_part: bool,
-}
-
-impl Known {
-    fn new(process: DomainProcess) -> Known {
-        let known = Known { process, noted: Mutex::default(), not_gone: Mutex::default() };
-        known.remember_traces();
-        known
-    }
-
-    /// Looks again at what it would leave behind; what was once seen stays.
-    pub fn remember_traces(&self) {
-        let now = Traces::of_domain(&self.process);
-        let mut noted = self.noted.lock().expect("no holder panics");
-        match now {
-            Ok(traces) => noted.traces.merge(traces),
-            Err(_) => noted.in_part = true,
-        }
-    }
-
-    /// What the last attempt to prove its end said.
-    pub fn why_not_gone(&self) -> Option<String> {
-        self.not_gone.lock().expect("no holder panics").clone()
-    }
-}
-
-impl Copies {
-    /// The process, if it is known and not proven gone.
-    pub fn get(&self, domain: DomainId, process: ProcessKey) -> Option<Arc<Known>> {
-        self.inner().known.get(&process).filter(|known| known.process.domain == domain).cloned()
-    }
-
-    /// All processes of a domain that are not proven gone.
-    pub fn of(&self, domain: DomainId) -> Vec<Arc<Known>> {
-        self.inner().known.values().filter(|known| known.process.domain == domain).cloned().collect()
-    }
-
-    /// Whether this process was proven gone.
-    pub fn is_gone(&self, process: ProcessKey) -> bool {
-        self.inner().gone.contains(&process)
-    }
-
-    fn all(&self) -> Vec<Arc<Known>> {
-        self.inner().known.values().cloned().collect()
-    }
-
-    fn remove(&self, process: ProcessKey) {
-        let mut inner = self.inner();
-        inner.known.remove(&process);
-        inner.gone.insert(process);
-        if inner.gone.len() > REMEMBERED {
-            inner.gone.pop_first();
-        }
-    }
-
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().expect("no holder panics")
-    }
-}
 
 /// The scan thread, from outside.
 pub struct Scanner {
@@ -133,6 +48,8 @@ pub struct Places {
     pub interval: Duration,
     /// Which libvirt daemon called our hook last.
     pub caller: LastCaller,
+    /// Where the notes for the next guard are kept.
+    pub notes: PathBuf,
 }
 
 impl Scanner {
@@ -148,14 +65,17 @@ impl Scanner {
         let wake = Arc::new(EventFd::from_value_and_flags(1, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
         let (daemons, faults) = (Arc::<Mutex<_>>::default(), Arc::<Mutex<_>>::default());
         let mut finder = Finder::new(&places.libvirt_run_dir);
+        let notes = copies::read_notes(&places.notes);
         let mut ended = Vec::new();
         for (domain, name, process) in remembered {
             if !finder.remember(domain, &name, process) {
-                ended.push((domain, process));
+                let note = notes.iter().find(|note| note.process() == process).cloned();
+                ended.push((domain, note.unwrap_or_else(|| Note::blank(domain, process))));
             }
         }
         let mut thread = Thread {
             finder,
+            notes,
             places,
             copies: copies.clone(),
             core: core.clone(),
@@ -168,8 +88,8 @@ impl Scanner {
             failing: None,
         };
         std::thread::Builder::new().name("scan".into()).stack_size(512 << 10).spawn(move || {
-            for (domain, process) in ended {
-                thread.ended_before_us(domain, process);
+            for (domain, note) in ended {
+                thread.ended_before_us(domain, note);
             }
             thread.run();
         })?;
@@ -191,6 +111,7 @@ impl Scanner {
 
 struct Thread {
     finder: Finder,
+    notes: Vec<Note>,
     places: Places,
     copies: Copies,
     core: Sender<Input>,
@@ -271,9 +192,14 @@ impl Thread {
         match self.finder.scan() {
             Ok(found) => {
                 let copies = found.iter().map(seen).collect();
-                for process in found {
-                    let mut inner = self.copies.inner();
-                    inner.known.entry(process.process.key()).or_insert_with(|| Arc::new(Known::new(process)));
+                let mut news = self.copies.learn(found, &self.notes);
+                if self.recounted.is_none_or(|last| last.elapsed() >= RECOUNT) {
+                    self.recounted = Some(Instant::now());
+                    self.copies.all().iter().for_each(|copy| copy.remember_traces());
+                    news = true;
+                }
+                if news && let Err(error) = self.copies.write_notes(&self.places.notes) {
+                    self.record.say(Severity::Warning, format!("cannot keep notes for the next guard: {error}. What ends while no guard runs is then proven gone the long way"));
                 }
                 if self.failing.take().is_some() {
                     self.record.say(Severity::Warning, "scans of this host are whole again".into());
@@ -286,12 +212,6 @@ impl Thread {
                     self.record.say(Severity::Error, format!("this host cannot be scanned: {why}. Until it can, the permit runs out and no receipt is sent"));
                     self.failing = Some(why);
                 }
-            }
-        }
-        if self.recounted.is_none_or(|last| last.elapsed() >= RECOUNT) {
-            self.recounted = Some(Instant::now());
-            for copy in self.copies.all() {
-                copy.remember_traces();
             }
         }
         self.audit();
@@ -335,17 +255,15 @@ impl Thread {
         }
     }
 
-    /// A process of an earlier guard's ledger that ended while no guard ran: what it left behind is not known, so
-    /// everything on this host is flushed before it counts as gone.
-    fn ended_before_us(&self, domain: DomainId, process: ProcessKey) {
-        let (core, copies) = (self.core.clone(), self.copies.clone());
+    /// A process of an earlier guard's ledger that ended while no guard ran.
+    fn ended_before_us(&self, domain: DomainId, note: Note) {
+        let (core, copies, process) = (self.core.clone(), self.copies.clone(), note.process());
         let run = move || {
             let mut pause = Duration::from_millis(2);
-            while process::exists(process) {
+            while note.prove_ended().is_err() {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
-            nix::unistd::sync();
             copies.remove(process);
             tell(&core, Event::Gone { domain, process });
         };
@@ -365,12 +283,7 @@ impl Thread {
 fn prove(copy: &Known, copies: &Copies, core: &Sender<Input>, record: &Record) {
     let (started, mut pause, mut complained) = (Instant::now(), Duration::from_millis(2), false);
     loop {
-        let noted = copy.noted.lock().expect("no holder panics").clone();
-        if noted.in_part && copy.process.process.has_exited() {
-            // What it held open is not known, so everything of this host is written back.
-            nix::unistd::sync();
-        }
-        match gone::prove_gone(&copy.process, &noted.traces) {
+        match copy.prove_gone() {
             Ok(_proof) => {
                 let process = copy.process.process.key();
                 copies.remove(process);
@@ -389,7 +302,7 @@ fn prove(copy: &Known, copies: &Copies, core: &Sender<Input>, record: &Record) {
                         ),
                     );
                 }
-                *copy.not_gone.lock().expect("no holder panics") = Some(why);
+                copy.is_not_gone(why);
             }
         }
         std::thread::sleep(pause);

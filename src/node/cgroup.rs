@@ -3,6 +3,7 @@
 
 use super::cgroup_mounts::{Kind, domains_own, hierarchies};
 use super::process::{self, Process, is_vanished};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -18,7 +19,7 @@ const ROUNDS: usize = 16;
 const DEPTH: usize = 8;
 
 /// A domain's own cgroup in one hierarchy.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Place {
     kind: Kind,
     /// As /proc/PID/cgroup names it.
@@ -31,7 +32,7 @@ struct Place {
 
 /// A domain's own cgroup in every hierarchy that has one. Empty when QEMU stays in libvirtd's own cgroup
 /// (`cgroup_controllers = []`): then its helpers are not known and nothing is killed or waited for here.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DomainCgroup {
     places: Vec<Place>,
     /// Cgroups that exist and are not visible from here.

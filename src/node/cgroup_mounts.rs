@@ -1,9 +1,10 @@
 //! Where cgroups are: the mount table, and which part of a process's cgroup path libvirt made for its domain.
 
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Kind {
     /// cgroup v2.
     Unified,

@@ -1,6 +1,6 @@
 //! The proof of rule 7: a process is gone, and silent.
 
-use super::cgroup::Member;
+use super::cgroup::{DomainCgroup, Member};
 use super::domains::DomainProcess;
 use super::process::{self, Process};
 use super::tcp_table::Connection;
@@ -114,12 +114,36 @@ pub fn check_dead(domain: &DomainProcess, traces: &Traces) -> Result<(), NotGone
     if !process.has_exited() {
         return Err(NotGone::Alive { pid: process.pid(), stuck: stuck_threads(process) });
     }
+    check_left(&domain.cgroup, traces)
+}
+
+/// What outlives the QEMU itself: its helpers and its connections.
+fn check_left(cgroup: &DomainCgroup, traces: &Traces) -> Result<(), NotGone> {
     let unknown = |what| move |cause| NotGone::Unknown { what, cause };
-    if !domain.cgroup.is_empty().map_err(unknown("its cgroup"))? {
-        return Err(NotGone::CgroupPopulated(domain.cgroup.members().unwrap_or_default()));
+    if !cgroup.is_empty().map_err(unknown("its cgroup"))? {
+        return Err(NotGone::CgroupPopulated(cgroup.members().unwrap_or_default()));
     }
     let orphans = orphans(traces).map_err(unknown("the kernel's table of TCP sockets"))?;
     if orphans.is_empty() { Ok(()) } else { Err(NotGone::Orphans(orphans)) }
+}
+
+/// The whole proof for a process that ended while nobody held it, from what was noted before. May block as
+/// [`prove_gone`] does.
+///
+/// # Errors
+/// The first proof that fails.
+pub fn prove_ended(
+    domain: DomainId,
+    process: ProcessKey,
+    cgroup: &DomainCgroup,
+    traces: &Traces,
+) -> Result<Gone, NotGone> {
+    if process::exists(process) {
+        return Err(NotGone::Alive { pid: process.pid, stuck: Vec::new() });
+    }
+    check_left(cgroup, traces)?;
+    flush(traces).map_err(NotGone::Unflushed)?;
+    Ok(Gone { process, domain })
 }
 
 /// The whole proof. Writes back the page cache and so **may block for ever** on storage that is gone: give it a thread, and

@@ -1,5 +1,6 @@
 //! The kernel's table of TCP sockets, /proc/PID/net/tcp and tcp6 (proc_pid_net(5)).
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -10,7 +11,7 @@ use std::path::Path;
 const MAX_ROWS: usize = 1 << 20;
 
 /// A TCP connection by its two ends. IPv4 in IPv6 (::ffff:a.b.c.d) is IPv4.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Connection {
     local: (IpAddr, u16),
     remote: (IpAddr, u16),

@@ -7,6 +7,7 @@ use super::domains::DomainProcess;
 use super::process::{self, Process, is_vanished};
 use super::tcp_table::{self, Connection};
 use nix::sys::socket::{SockType, getsockopt, setsockopt, sockopt};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
@@ -19,7 +20,7 @@ use std::rc::Rc;
 pub use super::flush::{FlushError, flush};
 
 /// What a file is, whatever it is called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum FileId {
     /// A file of a file system: its device and inode numbers.
     File {
@@ -46,11 +47,28 @@ impl FileId {
 }
 
 /// What was noted of one process, or of several.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traces {
     /// Open for writing through the host's page cache, and where.
+    #[serde(with = "pairs")]
     pub(super) files: BTreeMap<FileId, PathBuf>,
     pub(super) connections: BTreeSet<Connection>,
+}
+
+/// JSON has no keys but text, so a map of files is a list of pairs there.
+mod pairs {
+    use super::FileId;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::collections::BTreeMap;
+    use std::path::PathBuf;
+
+    pub fn serialize<S: Serializer>(files: &BTreeMap<FileId, PathBuf>, to: S) -> Result<S::Ok, S::Error> {
+        files.iter().collect::<Vec<_>>().serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<FileId, PathBuf>, D::Error> {
+        Vec::<(FileId, PathBuf)>::deserialize(from).map(|pairs| pairs.into_iter().collect())
+    }
 }
 
 impl Traces {

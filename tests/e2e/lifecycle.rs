@@ -223,6 +223,30 @@ fn a_guard_killed_and_restarted_loses_no_domain_and_misses_no_revocation() {
 }
 
 #[test]
+fn a_domain_that_ends_while_no_guard_runs_is_proven_gone_by_the_next_one() {
+    let Some(world) = World::new() else { return };
+    let site = Site::new(&world);
+    let mut node = site.node("n1", "");
+    let disk = world.dir().join("disk.raw");
+    std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    let domain = Domain { cache: "writeback", ..Domain::new("web-1").with_disk(&disk) };
+    node.run_leased(&site, "n1", &domain);
+    let notes = format!("/proc/{}/root/run/leasehold/copies.json", node.host.init());
+    wait_until("its disk was noted", SOON, || {
+        std::fs::read_to_string(&notes).is_ok_and(|text| text.contains("disk.raw"))
+    });
+    let pid = node.host.qemu(&domain).expect("it runs");
+    node.kill_guard();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    node.host.wait_until_gone(&domain, SOON);
+    site.lease(&["revoke", &domain.uuid]).expect_ok();
+    assert!(!site.lease(&["wait", &domain.uuid, "--timeout", "1s"]).ok(), "nobody has proven it");
+    node.start_guard();
+    site.lease(&["wait", &domain.uuid]).expect_ok();
+    assert_eq!(site.show(&domain)["last_proof"]["proof"], "receipt");
+}
+
+#[test]
 fn a_second_guard_is_refused_and_names_the_first() {
     let Some(world) = World::new() else { return };
     let site = Site::new(&world);
