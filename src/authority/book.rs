@@ -6,15 +6,16 @@
 //! [`Book::progress`] in a commit of its own: leaving it out (a disk that takes no writes) delays, and is never unsafe,
 //! and a renewal that changes nothing needs no disk.
 //!
-//! What keeps two nodes from owning one domain is in four places: [`Book::exit_of`] (from when a revoked copy is
-//! gone), `settle` (nothing is granted while anything is leaving), `renew` (which answers renew, and until when the
-//! copies they allow may live), `boots` (whose word counts as the node's).
+//! What keeps two nodes from owning one domain is in three files: `leaving` (from when a revoked copy is gone; nothing
+//! is granted before), `renew` (which answers renew, and until when the copies they allow may live), `boots` (whose
+//! word counts as the node's).
 
-use super::records::{Durable, LeaseRecord, LeavingRecord, NodeRecord, ProofRecord, ShareRecord, Stamp, Write};
+use super::records::{Durable, LeavingRecord, NodeRecord, Stamp, Write};
+use super::state::{Clock, Heard, Lease, Node};
 use crate::lease::id::{BootId, DomainId, Epoch, Incarnation, NodeId};
 use crate::lease::time::BootTime;
-use crate::protocol::{MAX_DOMAINS, NamedDomain, Proof};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use crate::protocol::{MAX_DOMAINS, Proof};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// The longest ttl an answer grants: what a node may hold when nothing else is known of it.
@@ -61,6 +62,8 @@ pub struct Refusal {
 pub enum RefusalKind {
     /// The request makes no sense (400).
     Bad,
+    /// It cannot be answered before the disk takes writes again (503).
+    InDoubt,
     /// There is no such lease or node (404).
     Unknown,
     /// It would break a promise, or is out of order (409).
@@ -104,83 +107,10 @@ pub struct Book {
     pub(super) heard_before: BootTime,
     counter: u64,
     undo: Undo,
+    /// What a failed commit may or may not have changed on disk: nothing is said of it until that is put right.
+    pub(super) doubtful_leases: BTreeSet<DomainId>,
+    pub(super) doubtful_nodes: BTreeSet<NodeId>,
     pub(super) log: Vec<String>,
-}
-
-/// A lease with what only this process knows of it.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Lease {
-    pub record: LeaseRecord,
-    /// Epochs granted by this process and never yet carried by an answer.
-    pub unclaimed: Vec<Epoch>,
-    /// Of the leaving shares.
-    pub clocks: BTreeMap<Epoch, Clock>,
-    /// The owner's last question when the destination was first seen running (two reports).
-    pub both_since: Option<Stamp>,
-}
-
-/// When a leaving share was revoked, and from when it is gone by its bound.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Clock {
-    pub revoked: BootTime,
-    pub safe_at: Option<BootTime>,
-}
-
-/// A node with what only this process knows of it.
-#[derive(Debug, Default)]
-pub(super) struct Node {
-    pub record: NodeRecord,
-    /// The last accepted question.
-    pub last: Option<Heard>,
-    /// Where the next question has to be newer than: survives in part through [`super::records::Seen::stamp`].
-    pub stamp: Option<Stamp>,
-    /// Guard processes that were replaced, newest last.
-    pub former: VecDeque<Incarnation>,
-    /// The domains its current list names.
-    pub list: Option<Listed>,
-    /// Max over all answers issued of (instant issued + bound stated in the question). Never moves back in one boot.
-    pub deadline: Option<BootTime>,
-    /// A smaller bound than the one counted, and from when it may replace it.
-    pub lowering: Option<(Option<u64>, BootTime)>,
-    /// Domains said to be held no more, and from when that may be believed.
-    pub relaxing: BTreeMap<DomainId, BootTime>,
-    /// Changes with everything that touches the node.
-    pub version: u64,
-    /// Every domain with a share on it.
-    pub domains: BTreeSet<DomainId>,
-    /// Owned domains whose migration waits for two reports.
-    pub watched: BTreeSet<DomainId>,
-    pub hints: Option<(u64, u64, Vec<DomainId>)>,
-    pub rival: Option<super::boots::Rival>,
-    pub retired: Option<super::boots::Retired>,
-}
-
-/// An accepted question.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Heard {
-    pub at: BootTime,
-    pub uptime_ms: u64,
-}
-
-/// The list an answered question carried in full.
-#[derive(Debug)]
-pub(super) struct Listed {
-    pub incarnation: Incarnation,
-    pub digest: String,
-    /// Names this list among all lists of this process.
-    pub number: u64,
-    pub domains: HashMap<DomainId, NamedDomain>,
-}
-
-/// From when a share that is revoked now counts as gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Exit {
-    /// At once.
-    Gone(Proof),
-    /// At an instant of this process, by a bound that is counted again from a restart.
-    Bound { at: BootTime, bound_ms: u64 },
-    /// By a receipt only.
-    Receipt,
 }
 
 impl Book {
@@ -198,6 +128,8 @@ impl Book {
             // A version of an earlier process must not look like one of this one, or a watch would sleep over it.
             counter: now.as_nanos() / 1000,
             undo: Undo::default(),
+            doubtful_leases: BTreeSet::new(),
+            doubtful_nodes: BTreeSet::new(),
             log: Vec::new(),
         };
         for (id, record) in durable.nodes {
@@ -237,7 +169,9 @@ impl Book {
     }
 
     /// Takes back an operation whose writes could not be committed. What it cost in caution (a deadline that moved
-    /// on) stays. Returns what to put before the next commit's writes, for a failed commit may have reached the disk.
+    /// on) stays. The failed commit may have reached the disk all the same, so what it was about is in doubt: it is
+    /// renewed nothing until the writes returned here are committed and [`Book::settled`] says so. Until then only
+    /// [`Book::renew`] and what reads may be asked.
     #[must_use]
     pub fn undo(&mut self, undo: Undo) -> Vec<Write> {
         let mut writes = Vec::new();
@@ -247,6 +181,8 @@ impl Book {
         let record = |lease: &Lease| Box::new(lease.record.clone());
         let leases = undo.leases.iter().map(|(id, before)| Write::Lease(*id, before.as_ref().map(record)));
         writes.extend(leases);
+        self.doubtful_nodes.extend(undo.nodes.keys().cloned());
+        self.doubtful_leases.extend(undo.leases.keys());
         if let Some(epoch) = undo.epoch {
             self.epoch = epoch;
         }
@@ -268,6 +204,15 @@ impl Book {
             self.index(domain, &now.unwrap_or_default());
         }
         writes
+    }
+
+    /// What was in doubt is on disk as it is here.
+    pub fn settled(&mut self) {
+        self.doubtful_nodes.clear();
+        for domain in std::mem::take(&mut self.doubtful_leases) {
+            let nodes = self.leases.get(&domain).map(|lease| lease.record.nodes().cloned().collect::<Vec<_>>());
+            nodes.into_iter().flatten().for_each(|id| self.bump(&id));
+        }
     }
 
     /// Changes whenever something changed that a watch or a wait could be about.
@@ -394,127 +339,6 @@ impl Book {
             self.undo.epoch.get_or_insert(self.epoch);
             self.epoch = to;
         }
-    }
-
-    /// From when a share counts as gone if it is revoked now: answers before this instant may have renewed it, later
-    /// ones do not. `unclaimed`: this very process granted it, and no answer has carried it.
-    pub(super) fn exit_of(&self, share: &ShareRecord, unclaimed: bool, now: BootTime) -> Exit {
-        let Some(node) = self.nodes.get(&share.node) else { return Exit::Gone(Proof::NeverClaimed) };
-        // The machine is durable before the first answer to it: where none is, there was no answer.
-        let Some(seen) = &node.record.seen else { return Exit::Gone(Proof::NeverClaimed) };
-        match seen.bound_ms {
-            _ if unclaimed => Exit::Gone(Proof::NeverClaimed),
-            Some(bound_ms) if !share.held => Exit::Bound { at: node.deadline.unwrap_or(now).max(now), bound_ms },
-            _ => Exit::Receipt,
-        }
-    }
-
-    /// Revokes shares of a lease, all in one step: they are leaving from now on, and what they are proven by is fixed.
-    pub(super) fn leave(&mut self, now: Now, domain: DomainId, epochs: &[Epoch], reason: &str) {
-        let Some(lease) = self.leases.get(&domain) else { return };
-        let shares = lease.record.owner.iter().chain(&lease.record.incoming);
-        let exits: Vec<(ShareRecord, Exit)> = shares
-            .filter(|share| epochs.contains(&share.epoch))
-            .map(|share| (share.clone(), self.exit_of(share, lease.unclaimed.contains(&share.epoch), now.at)))
-            .collect();
-        let name = self.name_of(domain);
-        for (share, exit) in &exits {
-            let ShareRecord { node, epoch, .. } = share;
-            let safe = match exit {
-                Exit::Gone(_) => "safe at once".to_owned(),
-                Exit::Bound { at, .. } => format!("safe in {} ms", at.left(now.at).as_millis()),
-                Exit::Receipt => "no bound covers it, only a receipt".to_owned(),
-            };
-            self.log.push(format!("revoke domain={domain} name={name:?} node={node} epoch={epoch}: {reason}; {safe}"));
-        }
-        self.change(domain, |lease| {
-            lease.record.name = name;
-            lease.both_since = None;
-            for side in [&mut lease.record.owner, &mut lease.record.incoming] {
-                side.take_if(|share| epochs.contains(&share.epoch));
-            }
-            for (ShareRecord { node, epoch, .. }, exit) in &exits {
-                let (safe_at, bound_ms) = match *exit {
-                    Exit::Bound { at, bound_ms } => (Some(at), Some(bound_ms)),
-                    Exit::Gone(_) => (Some(now.at), Some(0)),
-                    Exit::Receipt => (None, None),
-                };
-                lease.unclaimed.retain(|unclaimed| unclaimed != epoch);
-                lease.clocks.insert(*epoch, Clock { revoked: now.at, safe_at });
-                lease.record.leaving.push(LeavingRecord {
-                    node: node.clone(),
-                    epoch: *epoch,
-                    since: now.wall.to_owned(),
-                    reason: reason.to_owned(),
-                    bound_ms,
-                });
-            }
-        });
-        for (share, exit) in exits {
-            if let Exit::Gone(proof) = exit {
-                self.gone(now, domain, share.epoch, proof);
-            }
-        }
-    }
-
-    /// A leaving share is proven gone.
-    pub(super) fn gone(&mut self, now: Now, domain: DomainId, epoch: Epoch, proof: Proof) {
-        let Some(lease) = self.leases.get(&domain) else { return };
-        let Some(leaving) = lease.record.leaving.iter().find(|leaving| leaving.epoch == epoch) else { return };
-        let after = lease.clocks.get(&epoch).map_or(Duration::ZERO, |clock| now.at.since(clock.revoked));
-        let after_ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
-        let node = leaving.node.clone();
-        self.log.push(format!(
-            "gone domain={domain} name={:?} node={node} epoch={epoch} proof={proof:?} after_ms={after_ms}",
-            lease.record.name
-        ));
-        self.change(domain, |lease| {
-            lease.record.leaving.retain(|leaving| leaving.epoch != epoch);
-            lease.clocks.remove(&epoch);
-            lease.record.last_proof = Some(ProofRecord { node, epoch, proof, after_ms });
-        });
-        self.settle(now, domain);
-    }
-
-    /// Completes what waits for the last revoked copy: a finished migration, a move, a removal. Nothing is granted
-    /// here while anything is leaving.
-    pub(super) fn settle(&mut self, now: Now, domain: DomainId) {
-        let Some(lease) = self.leases.get(&domain) else { return };
-        let record = &lease.record;
-        if !record.leaving.is_empty() || record.owner.is_some() {
-            return;
-        }
-        if let Some(share) = &record.incoming {
-            self.log.push(format!(
-                "moved domain={domain} name={:?} node={} epoch={}",
-                record.name, share.node, share.epoch
-            ));
-            self.change(domain, |lease| {
-                lease.record.owner = lease.record.incoming.take();
-                lease.both_since = None;
-            });
-        } else if let Some(to) = record.then.clone() {
-            // A fenced node is granted nothing: the move waits for `unfence`, or for another decision.
-            if self.nodes.get(&to).is_none_or(|node| node.record.fenced.is_none()) {
-                let share = self.share(now, domain, &to, "grant");
-                self.change(domain, |lease| {
-                    lease.unclaimed.push(share.epoch);
-                    lease.record.owner = Some(share);
-                    lease.record.then = None;
-                });
-            }
-        } else if record.forget {
-            self.log.push(format!("forget domain={domain} name={:?}", record.name));
-            self.remove(domain);
-        }
-    }
-
-    /// A new share under a new epoch, not yet in the lease.
-    pub(super) fn share(&mut self, now: Now, domain: DomainId, node: &NodeId, what: &str) -> ShareRecord {
-        let epoch = self.draw();
-        let name = self.leases.get(&domain).map_or("", |lease| &lease.record.name);
-        self.log.push(format!("{what} domain={domain} name={name:?} node={node} epoch={epoch}"));
-        ShareRecord { node: node.clone(), epoch, since: now.wall.to_owned(), held: false }
     }
 
     /// The domain's name as a node last reported it, else as it was granted.

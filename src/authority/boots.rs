@@ -4,8 +4,9 @@
 //! (cloned images) would otherwise free each other's domains. Until that is shown, or the old boot has been silent
 //! for its bound, or an operator says so, the newcomer is renewed nothing and the old boot starts nothing.
 
-use super::book::{Book, Heard, Now, Outcome, Refusal, RefusalKind, short};
+use super::book::{Book, Now, Outcome, Refusal, RefusalKind, short};
 use super::records::{Seen, Stamp};
+use super::state::Heard;
 use crate::lease::id::{BootId, Epoch, NodeId};
 use crate::lease::time::BootTime;
 use crate::protocol::{Machine, Mode, NodeView, Proof, RenewRequest};

@@ -8,12 +8,16 @@ pub mod book;
 mod boots;
 pub mod clock;
 mod leases;
-#[cfg(test)]
-mod oracle;
+mod leaving;
 pub mod records;
 mod renew;
 pub mod server;
+mod state;
 pub mod store;
+
+mod view;
+
+#[cfg(test)]
+mod oracle;
 #[cfg(test)]
 mod tests;
-mod view;

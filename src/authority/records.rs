@@ -48,6 +48,28 @@ pub enum Write {
     Node(NodeId, Box<NodeRecord>),
 }
 
+impl Write {
+    /// Which record it is.
+    pub fn key(&self) -> Key {
+        match self {
+            Write::Epoch(_) => Key::Epoch,
+            Write::Lease(domain, _) => Key::Lease(*domain),
+            Write::Node(id, _) => Key::Node(id.clone()),
+        }
+    }
+}
+
+/// Names a record.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// The counter.
+    Epoch,
+    /// A domain's lease.
+    Lease(DomainId),
+    /// A node.
+    Node(NodeId),
+}
+
 /// One domain's lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {

@@ -1,8 +1,9 @@
 //! The node's side of the book: one question renews everything.
 
-use super::book::{Book, Lease, Listed, MAX_NODES, MAX_TTL, Node, Now, Outcome, Refusal, RefusalKind};
+use super::book::{Book, MAX_NODES, MAX_TTL, Now, Outcome, Refusal, RefusalKind};
 use super::boots::{Asker, stated_bound};
 use super::records::{Seen, Stamp};
+use super::state::{Lease, Listed, Node};
 use crate::lease::id::{DomainId, Epoch, NodeId};
 use crate::lease::time::BootTime;
 use crate::protocol::{
@@ -41,6 +42,11 @@ impl Book {
             bad("bound_ms is less than ttl_ms: no copy can be gone before its lease ends".to_owned())
         } else if newest.0 > self.epoch.0.saturating_add(MAX_EPOCH_JUMP) {
             bad(format!("epoch {newest} is not one this authority can have issued (the newest is {})", self.epoch))
+        } else if self.doubtful_nodes.contains(id) {
+            Refusal::new(
+                RefusalKind::InDoubt,
+                format!("the authority's disk takes no writes, and what it holds of node {id} is in doubt"),
+            )
         } else if !self.nodes.contains_key(id) && self.nodes.len() >= MAX_NODES {
             Refusal::new(RefusalKind::Full, format!("{MAX_NODES} nodes are known already; node {id} is not added"))
         } else {
@@ -277,7 +283,7 @@ impl Book {
         let Some(node) = self.nodes.get(id) else { return Vec::new() };
         let Some(list) = &node.list else { return Vec::new() };
         let mut entries = Vec::with_capacity(list.domains.len());
-        for domain in list.domains.keys() {
+        for domain in list.domains.keys().filter(|domain| !self.doubtful_leases.contains(domain)) {
             let entry = claim(id, node, *domain, self.leases.get(domain), self.epoch, conflict);
             // From here on the node may act on it, whether this answer arrives or not.
             if entry.claim != ClaimKind::Deny

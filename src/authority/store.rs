@@ -134,7 +134,7 @@ fn load(database: &Database, boot: Option<BootId>) -> Result<Loaded, Box<dyn std
             }
         }
         loaded.durable.epoch = get(meta.get("epoch")?)?.unwrap_or(Epoch(0));
-        loaded.boot = get(meta.get("boot")?)?;
+        loaded.boot = get::<Option<BootId>>(meta.get("boot")?)?.flatten();
         drop(meta.insert("boot", serde_json::to_vec(&boot)?.as_slice())?);
         for entry in transaction.open_table(LEASES)?.iter()? {
             let (key, value) = entry?;

@@ -1,7 +1,8 @@
 //! What the book shows to a controller.
 
-use super::book::{Book, Node, Now, Refusal, RefusalKind};
+use super::book::{Book, Now, Refusal, RefusalKind};
 use super::records::{LeavingRecord, ShareRecord};
+use super::state::Node;
 use crate::lease::id::{DomainId, Epoch, NodeId};
 use crate::lease::time::BootTime;
 use crate::protocol::{

@@ -179,8 +179,7 @@ fn leave_hook_settings(config: &Config) -> Result<(), String> {
         .map_err(|error| format!("cannot write {}: {error}", path.display()))
 }
 
-/// For each endpoint one way to ask and one to watch.
-fn sources(config: &Config, facts: &NodeFacts) -> Result<Vec<(Box<dyn Source>, Box<dyn Source>)>, String> {
+fn sources(config: &Config, facts: &NodeFacts) -> Result<Vec<renew::Endpoint>, String> {
     let contact = &config.contact;
     let token = contact.token_file.as_deref().map(read_token).transpose().map_err(|error| error.to_string())?;
     let native = |url: &str| -> Result<Box<dyn Source>, String> {
@@ -189,7 +188,7 @@ fn sources(config: &Config, facts: &NodeFacts) -> Result<Vec<(Box<dyn Source>, B
         Ok(Box::new(Native::new(client, facts.clone())))
     };
     let urls = contact.endpoints.iter().map(|endpoint| endpoint.to_string());
-    urls.map(|url| Ok((native(&url)?, native(&url)?))).collect()
+    urls.map(|url| Ok(renew::Endpoint { asking: native(&url)?, watching: native(&url)? })).collect()
 }
 
 fn start_ticker(timer: Arc<BootTimer>, core: Sender<Input>) -> io::Result<()> {

@@ -6,7 +6,7 @@ use super::renew::Renewer;
 use crate::lease::event::{HookId, Question, Severity, Verdict};
 use crate::node::files::{self, Durability};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
 use std::sync::{Arc, Mutex};
 
@@ -60,7 +60,7 @@ impl Outbox {
 
 fn run(
     turns: &Receiver<(Option<Vec<u8>>, Vec<Outward>)>,
-    path: &PathBuf,
+    path: &Path,
     renewer: &Renewer,
     waiting: &Waiting,
     record: &Record,

@@ -13,10 +13,21 @@ use std::time::Duration;
 /// After a failed watch, the next one waits this long; a watch is a hint, so nothing depends on it.
 const WATCH_PAUSE: Duration = Duration::from_secs(1);
 
+/// Questions that some endpoints failed to answer and others may yet.
+const MOST_OPEN: usize = 16;
+
 /// Sends questions to every endpoint.
 pub struct Renewer {
     endpoints: Vec<Arc<Mailbox>>,
     failures: Arc<Failures>,
+}
+
+/// One endpoint: a held watch must not keep a question waiting, so each has a connection of its own.
+pub struct Endpoint {
+    /// Is asked.
+    pub asking: Box<dyn Source>,
+    /// Is watched.
+    pub watching: Box<dyn Source>,
 }
 
 /// The next question of one endpoint. A newer one replaces one that waits: only the newest answer counts.
@@ -34,16 +45,12 @@ struct Failures {
 }
 
 impl Renewer {
-    /// Starts two threads for each pair of sources: the first asks, the second watches.
-    pub fn start(
-        sources: Vec<(Box<dyn Source>, Box<dyn Source>)>,
-        core: &Sender<Input>,
-        record: &Record,
-    ) -> std::io::Result<Renewer> {
-        let endpoints = sources.len();
-        let failures = Arc::new(Failures { endpoints, by_question: Mutex::default(), core: core.clone() });
+    /// Starts two threads for each endpoint.
+    pub fn start(endpoints: Vec<Endpoint>, core: &Sender<Input>, record: &Record) -> std::io::Result<Renewer> {
+        let failures =
+            Arc::new(Failures { endpoints: endpoints.len(), by_question: Mutex::default(), core: core.clone() });
         let mut mailboxes = Vec::new();
-        for (asking, watching) in sources {
+        for Endpoint { asking, watching } in endpoints {
             let mailbox = Arc::new(Mailbox::default());
             mailboxes.push(mailbox.clone());
             let (answers, failures, record) = (core.clone(), failures.clone(), record.clone());
@@ -85,7 +92,12 @@ impl Failures {
         let mut by_question = self.by_question.lock().expect("no holder panics");
         let whys = by_question.entry(question).or_default();
         whys.push(why);
-        if whys.len() >= self.endpoints {
+        if whys.len() < self.endpoints {
+            // Another endpoint may have answered this one, and then it is never complete.
+            while by_question.len() > MOST_OPEN {
+                by_question.pop_first();
+            }
+        } else {
             let why = whys.join("; ");
             by_question.retain(|&number, _| number > question);
             tell(&self.core, Event::Unanswered { question, why });

@@ -21,7 +21,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How often what a process would leave behind is looked at anew, and the hook's installation with it.
+/// How often what a process would leave behind is looked at anew.
 const RECOUNT: Duration = Duration::from_secs(5);
 /// The longest pause between two attempts to prove an end.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
@@ -68,7 +68,7 @@ impl Known {
 
     /// Looks again at what it would leave behind; what was once seen stays.
     pub fn remember_traces(&self) {
-        let now = Traces::of(&self.process.process);
+        let now = Traces::of_domain(&self.process);
         let mut noted = self.noted.lock().expect("no holder panics");
         match now {
             Ok(traces) => noted.traces.merge(traces),
@@ -231,11 +231,8 @@ impl Thread {
             for at in ended {
                 self.prove(copies[at].clone());
             }
-            let changed = changed
-                && changes.as_mut().is_some_and(|watch| match watch.drain() {
-                    Ok(changed) => changed,
-                    Err(_) => true,
-                });
+            // A watch that has gone blind has something to say, too.
+            let changed = changed && changes.as_mut().is_some_and(|watch| watch.drain().unwrap_or(true));
             if woken {
                 // Read to reset the counter; its value says nothing.
                 let _ = self.wake.read();
@@ -296,8 +293,8 @@ impl Thread {
             for copy in self.copies.all() {
                 copy.remember_traces();
             }
-            self.audit();
         }
+        self.audit();
     }
 
     fn audit(&self) {

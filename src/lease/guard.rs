@@ -385,8 +385,9 @@ impl Guard {
     }
 
     fn receipts_due(&self) -> Vec<Receipt> {
-        // An observing node refuses no start, so it can promise nothing about an epoch; one without memory neither.
-        if self.policy.observe || self.amnesia.is_some() {
+        // One without memory knows nothing. One that observes says what really ended, and its questions say that it
+        // promises nothing.
+        if self.amnesia.is_some() {
             return Vec::new();
         }
         self.ledger.domains.iter().filter_map(|(&id, entry)| entry.receipt(id, self.scanned)).collect()

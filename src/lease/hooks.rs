@@ -104,7 +104,7 @@ impl Guard {
         match verdict {
             Verdict::Refuse(sentence) if self.policy.observe => {
                 self.tell(Severity::Warning, format!("observing: would refuse: {sentence}"));
-                // safety: an observing node promised no bound and gives no receipts.
+                // safety: an observing node promises nothing, so nobody relies on a refusal.
                 Verdict::Allow
             }
             Verdict::Refuse(sentence) => {

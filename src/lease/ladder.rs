@@ -60,7 +60,7 @@ impl Guard {
                     self.actions.push(Action::Destroy { domain, name, by: kill_at });
                 }
             }
-            // safety: an observing node promised no bound and gives no receipts, so nobody relies on this kill.
+            // safety: an observing node promised nothing, so nobody relies on this kill.
             Due::Kill(..) if self.policy.observe => {}
             Due::Kill(..) => self.actions.push(Action::Kill { domain, process }),
         }

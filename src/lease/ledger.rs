@@ -288,7 +288,7 @@ impl Entry {
         let alive = self.copies.iter().any(|copy| over(copy.epoch))
             || self.admission.as_ref().is_some_and(|admission| over(Some(admission.epoch)));
         let proven = !alive && scanned > seal.at && self.stirred.is_none_or(|stirred| scanned > stirred);
-        proven.then(|| Receipt {
+        proven.then_some(Receipt {
             domain,
             epoch: seal.epoch,
             denied_incarnation: seal.incarnation,

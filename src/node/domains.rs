@@ -48,7 +48,7 @@ impl fmt::Display for ScanError {
         write!(f, "cannot tell which domains run here: {}: {}", self.object.display(), self.cause)?;
         match self.cause.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => write!(f, "; the guard needs root"),
-            Some(libc::EMFILE) => write!(f, "; raise LimitNOFILE= in the guard's unit (8 per domain)"),
+            Some(libc::EMFILE) => write!(f, "; raise LimitNOFILE= in the guard's unit"),
             _ => Ok(()),
         }
     }

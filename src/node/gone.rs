@@ -125,7 +125,7 @@ pub fn check_dead(domain: &DomainProcess, traces: &Traces) -> Result<(), NotGone
 /// The whole proof. Writes back the page cache and so **may block for ever** on storage that is gone: give it a thread, and
 /// call [`check_dead`] first to save that thread while the process lives.
 ///
-/// `traces`: all that was noted of the process while it lived.
+/// `traces`: all that was noted of it while it lived ([`Traces::of_domain`]), merged over every look.
 ///
 /// # Errors
 /// The first proof that fails.

@@ -13,7 +13,7 @@ use std::{fmt, io};
 /// Where libvirt looks for hooks. Compiled into it; NixOS has /var/lib/libvirt/hooks.
 pub const HOOKS_DIR: &str = "/etc/libvirt/hooks";
 /// The name under which we install the hook, in `qemu.d`.
-pub const HOOK_NAME: &str = "leasehold";
+pub const HOOK_NAME: &str = "leasehold-hook";
 
 /// Why domains may start without leasehold being asked.
 #[derive(Debug)]
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_link_to_the_running_binary_is_our_hook_in_either_place() {
-        for place in ["qemu", "qemu.d/leasehold", "qemu.d/50-anything"] {
+        for place in ["qemu", "qemu.d/leasehold-hook", "qemu.d/50-anything"] {
             let dir = hooks();
             symlink("/proc/self/exe", dir.path().join(place)).unwrap();
             audit(dir.path(), None, None).expect(place);
@@ -224,7 +224,7 @@ mod tests {
         let dir = hooks();
         fs::write(dir.path().join("qemu"), "#!/bin/sh\n").unwrap();
         let text = fault(&dir);
-        assert!(text.contains("no hook in") && text.contains("qemu.d/leasehold' and reload"), "{text}");
+        assert!(text.contains("no hook in") && text.contains("qemu.d/leasehold-hook' and reload"), "{text}");
         assert!(matches!(audit(Path::new("/nonexistent"), None, None), Err(HookFault::Missing(_))));
     }
 
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn a_link_that_leads_nowhere_is_told() {
         let dir = hooks();
-        symlink("/nonexistent/leasehold", dir.path().join("qemu.d/leasehold")).unwrap();
+        symlink("/nonexistent/leasehold", dir.path().join("qemu.d/leasehold-hook")).unwrap();
         assert!(fault(&dir).contains("leads nowhere"));
         // What does not dangle decides.
         symlink("/proc/self/exe", dir.path().join("qemu.d/b")).unwrap();
@@ -260,7 +260,7 @@ mod tests {
         let daemon = Child::sleeping();
         let daemon = key_of(daemon.pid()).unwrap();
         // The file system's clock ticks in jiffies: install it until its time is later than the daemon's.
-        let hook = dir.path().join("qemu.d/leasehold");
+        let hook = dir.path().join("qemu.d/leasehold-hook");
         let later = clock::now() + Duration::from_secs(10);
         let verdict = loop {
             let _ = fs::remove_file(&hook);

@@ -3,6 +3,7 @@
 //! Measured (kernel 6.18): dirty pages of a killed QEMU reached the storage 20-36 s after its death, and requests in an orphaned
 //! socket's queue up to 54 s after. So both are noted while it lives and looked after when it is dead (rule 7).
 
+use super::domains::DomainProcess;
 use super::process::{self, Process, is_vanished};
 use super::tcp_table::{self, Connection};
 use nix::sys::socket::{SockType, getsockopt, setsockopt, sockopt};
@@ -13,6 +14,7 @@ use std::net::TcpStream;
 use std::os::fd::RawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 pub use super::flush::{FlushError, flush};
 
@@ -60,33 +62,56 @@ impl Traces {
     pub fn of(process: &Process) -> io::Result<Traces> {
         let mut traces = Traces::default();
         let mut unopened = BTreeSet::new();
-        for (number, target) in descriptors(process)? {
+        for Descriptor { number, target, task } in descriptors(process)? {
             if let Some(inode) = socket_inode(&target) {
                 match take_tcp(process, number) {
                     Ok(Some(socket)) => traces.connections.extend(connection_of(&socket)),
                     Ok(None) => {}
-                    // Yama may forbid it even to root; the kernel's table says the same at more cost.
-                    Err(error) if error.raw_os_error() == Some(libc::EPERM) => drop(unopened.insert(inode)),
-                    Err(error) if is_closed(&error) => {}
+                    // Yama may forbid it even to root, and a dead leader has no descriptors to take though its threads have;
+                    // the kernel's table says the same at more cost.
+                    Err(error) if is_refused(&error) => drop(unopened.insert(inode)),
+                    Err(error) if is_vanished(&error) => {}
                     Err(error) => return Err(error),
                 }
             } else if target.is_absolute() {
-                match buffered(process.pid(), number) {
+                match buffered(&task, number) {
                     Err(error) if is_vanished(&error) => {}
                     file => traces.files.extend(file?.map(|id| (id, target))),
                 }
             }
         }
         if !unopened.is_empty() {
-            let table = tcp_table::read(Path::new(&format!("/proc/{}/net", process.pid())));
-            match table {
-                Err(error) if is_vanished(&error) => {}
-                table => traces
-                    .connections
-                    .extend(table?.into_iter().filter(|row| unopened.contains(&row.inode)).map(|row| row.connection)),
+            match tcp_table::read(Path::new(&format!("/proc/{}/net", process.pid()))) {
+                // The whole process has ended meanwhile, or its leader, whose view of the network is ours as well.
+                Err(error) if is_vanished(&error) || error.kind() == io::ErrorKind::InvalidInput => {
+                    traces.note_sockets(&unopened, tcp_table::read(Path::new("/proc/self/net"))?);
+                }
+                table => traces.note_sockets(&unopened, table?),
             }
         }
         Ok(traces)
+    }
+
+    /// Notes what the whole domain holds open: its QEMU, and its helpers as far as its cgroup tells them.
+    ///
+    /// # Errors
+    /// As [`Traces::of`].
+    pub fn of_domain(domain: &DomainProcess) -> io::Result<Traces> {
+        let mut traces = Traces::of(&domain.process)?;
+        for member in domain.cgroup.members()? {
+            if member.pid == domain.process.pid() || member.pid <= 0 {
+                continue;
+            }
+            match Process::open(member.pid) {
+                Err(error) if is_vanished(&error) => {}
+                helper => traces.merge(Traces::of(&helper?)?),
+            }
+        }
+        Ok(traces)
+    }
+
+    fn note_sockets(&mut self, inodes: &BTreeSet<u64>, table: Vec<tcp_table::Row>) {
+        self.connections.extend(table.into_iter().filter(|row| inodes.contains(&row.inode)).map(|row| row.connection));
     }
 
     /// Adds what another look, or a look at another process, has noted.
@@ -111,10 +136,11 @@ impl Traces {
 /// prepared is left, and [`orphans`] will see it.
 pub fn reset_on_close(process: &Process) -> usize {
     let reset = libc::linger { l_onoff: 1, l_linger: 0 };
-    let sockets =
-        descriptors(process).unwrap_or_default().into_iter().filter(|(_, target)| socket_inode(target).is_some());
-    sockets
-        .filter_map(|(number, _)| take_tcp(process, number).ok().flatten())
+    descriptors(process)
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|descriptor| socket_inode(&descriptor.target).is_some())
+        .filter_map(|descriptor| take_tcp(process, descriptor.number).ok().flatten())
         .filter(|socket| setsockopt(socket, sockopt::Linger, &reset).is_ok())
         .count()
 }
@@ -136,18 +162,27 @@ pub fn orphans(traces: &Traces) -> io::Result<Vec<Connection>> {
         .collect())
 }
 
-/// A process's descriptors and what they are, by a thread that lives: a dead leader has none.
-fn descriptors(process: &Process) -> io::Result<Vec<(RawFd, PathBuf)>> {
+/// One of a process's descriptors.
+struct Descriptor {
+    number: RawFd,
+    /// What its link in /proc says it is.
+    target: PathBuf,
+    /// The thread's directory in /proc it was found in.
+    task: Rc<str>,
+}
+
+/// A process's descriptors, by a thread that lives: a dead leader has none.
+fn descriptors(process: &Process) -> io::Result<Vec<Descriptor>> {
     let pid = process.pid();
     let listed = (|| {
         let Some(tid) = process::living_task(pid)? else { return Ok(Vec::new()) };
-        let directory = format!("/proc/{pid}/task/{tid}/fd");
+        let task: Rc<str> = format!("/proc/{pid}/task/{tid}").into();
         let mut descriptors = Vec::with_capacity(64);
-        for entry in fs::read_dir(&directory)? {
+        for entry in fs::read_dir(format!("{task}/fd"))? {
             let entry = entry?;
             let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
             match fs::read_link(entry.path()) {
-                Ok(target) => descriptors.push((number, target)),
+                Ok(target) => descriptors.push(Descriptor { number, target, task: task.clone() }),
                 Err(error) if is_vanished(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -183,20 +218,20 @@ fn connection_of(socket: &TcpStream) -> Option<Connection> {
 }
 
 /// Which file a descriptor is, if writes through it go to the page cache.
-fn buffered(pid: i32, number: RawFd) -> io::Result<Option<FileId>> {
-    let Some(id) = FileId::of(&fs::metadata(format!("/proc/{pid}/fd/{number}"))?) else { return Ok(None) };
-    let info = super::files::read_all_of(File::open(format!("/proc/{pid}/fdinfo/{number}"))?, 1 << 20)?;
+fn buffered(task: &str, number: RawFd) -> io::Result<Option<FileId>> {
+    let Some(id) = FileId::of(&fs::metadata(format!("{task}/fd/{number}"))?) else { return Ok(None) };
+    let info = super::files::read_all_of(File::open(format!("{task}/fdinfo/{number}"))?, 1 << 20)?;
     let flags = String::from_utf8_lossy(&info)
         .lines()
         .find_map(|line| i32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/fdinfo/{number}: no flags")))?;
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{task}/fdinfo/{number}: no flags")))?;
     let writable = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_PATH == 0;
     Ok((writable && flags & libc::O_DIRECT == 0).then_some(id))
 }
 
-/// Whether an error means only that the descriptor, or its owner, is gone.
-fn is_closed(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EBADF | libc::ESRCH | libc::EINVAL | libc::ENOTSOCK))
+/// Whether an error means that the descriptor cannot be had, though there may be one.
+fn is_refused(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::EBADF))
 }
 
 #[cfg(test)]
@@ -232,12 +267,12 @@ mod tests {
             Traces::of(&process).unwrap().buffered_files().map(Path::to_owned).collect::<Vec<_>>()
         };
         assert_eq!(noted(open("disk", true, 0).unwrap()), [dir.path().join("disk")]);
-        assert_eq!(noted(open("base", false, 0).unwrap()), [PathBuf::new(); 0]);
+        assert!(noted(open("base", false, 0).unwrap()).is_empty());
         // Not every file system can do O_DIRECT.
         if let Ok(direct) = open("direct", true, libc::O_DIRECT) {
-            assert_eq!(noted(direct), [PathBuf::new(); 0]);
+            assert!(noted(direct).is_empty());
         }
-        assert_eq!(noted(OpenOptions::new().write(true).open("/dev/null").unwrap()), [PathBuf::new(); 0]);
+        assert!(noted(OpenOptions::new().write(true).open("/dev/null").unwrap()).is_empty());
     }
 
     /// A connection with more written than the other end takes, held by a child alone; and the other end.

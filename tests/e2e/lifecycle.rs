@@ -110,8 +110,7 @@ fn a_domain_that_started_past_the_hook_is_found_and_killed() {
     node.host.remove_hook();
     node.start(&domain).expect_ok();
     node.host.wait_until_gone(&domain, SOON);
-    let status = node.host.leasehold(&["status"]).expect_ok();
-    assert!(status.contains("FAULT"), "the missing hook is shown: {status}");
+    wait_until("the missing hook was shown", SOON, || node.host.leasehold(&["status"]).expect_ok().contains("FAULT"));
 }
 
 #[test]
@@ -260,11 +259,11 @@ fn a_fenced_node_loses_everything_and_the_command_returns_when_it_is_gone() {
     node.run_leased(&site, "n1", &two);
     site.control(&["fence", "n1", "--wait"]).expect_ok();
     assert_eq!((node.host.qemu(&one), node.host.qemu(&two)), (None, None));
+    wait_until("libvirt had cleaned up", SOON, || node.host.state(&one).starts_with("shut off"));
     let said = node.start(&one).expect_failure();
     assert!(said.contains("no lease for domain one"), "{said}");
     site.control(&["unfence", "n1"]).expect_ok();
     site.lease(&["grant", &one.uuid, "n1"]).expect_ok();
-    wait_until("libvirt had cleaned up", SOON, || node.host.state(&one).starts_with("shut off"));
     node.start(&one).expect_ok();
 }
 

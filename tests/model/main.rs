@@ -4,8 +4,14 @@
 
 mod world;
 
+use std::io::Write;
 use std::time::Duration;
 use world::{Faults, NEVER, World};
+
+/// Past the test harness's own capture, which a panic in another thread would lose.
+macro_rules! say {
+    ($($text:tt)*) => { let _ = writeln!(std::io::stderr(), $($text)*); };
+}
 
 fn seeds(default: u64) -> Vec<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
@@ -19,7 +25,7 @@ fn seeds(default: u64) -> Vec<u64> {
 fn each(default: u64, run: impl Fn(u64) + std::panic::RefUnwindSafe) {
     for seed in seeds(default) {
         if let Err(panic) = std::panic::catch_unwind(|| run(seed)) {
-            eprintln!("seed {seed} failed; run it alone with LEASEHOLD_SEED={seed}");
+            say!("seed {seed} failed; run it alone with LEASEHOLD_SEED={seed}");
             std::panic::resume_unwind(panic);
         }
     }
@@ -46,14 +52,14 @@ fn never_two_copies_whatever_fails() {
             (both == [true, true], before, resets, kills)
         };
         let (both, _, r, k) = std::panic::catch_unwind(run).unwrap_or_else(|panic| {
-            eprintln!("seed {seed} failed; run it alone with LEASEHOLD_SEED={seed}");
+            say!("seed {seed} failed; run it alone with LEASEHOLD_SEED={seed}");
             std::panic::resume_unwind(panic)
         });
         ran += u64::from(both);
         resets += r;
         kills += k;
     }
-    eprintln!("{ran} schedules ran the domain on both nodes in turn, {resets} watchdog resets, {kills} kills");
+    say!("{ran} schedules ran the domain on both nodes in turn, {resets} watchdog resets, {kills} kills");
     // A world in which nothing happens proves nothing.
     if seeds(600).len() > 100 {
         assert!(ran * 3 > seeds(600).len() as u64, "the domain must move often, or this tests nothing: {ran}");

@@ -2,9 +2,10 @@
 
 use crate::authority::book::{Book, Now, Outcome};
 use crate::authority::clock;
-use crate::authority::records::Write;
+use crate::authority::records::{Key, Write};
 use crate::authority::store::Store;
 use crate::lease::time::BootTime;
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -47,7 +48,7 @@ struct Driver {
     book: Book,
     store: Store,
     /// Undone writes that may be on disk nevertheless.
-    suspect: Vec<Write>,
+    suspect: BTreeMap<Key, Write>,
     retry_at: BootTime,
     waiters: Vec<Waiter>,
     seen: u64,
@@ -57,7 +58,7 @@ struct Driver {
 pub fn start(book: Book, store: Store) -> Result<(Handle, JoinHandle<()>), String> {
     let (sender, receiver) = mpsc::channel();
     let mut driver =
-        Driver { book, store, suspect: Vec::new(), retry_at: BootTime::ZERO, waiters: Vec::new(), seen: 0 };
+        Driver { book, store, suspect: BTreeMap::new(), retry_at: BootTime::ZERO, waiters: Vec::new(), seen: 0 };
     let thread = std::thread::Builder::new().name("book".to_owned()).spawn(move || driver.run(&receiver));
     Ok((Handle(sender), thread.map_err(|e| format!("cannot start the authority's thread: {e}"))?))
 }
@@ -68,8 +69,23 @@ impl Handle {
         &self,
         operation: impl FnOnce(&mut Book, Now<'_>) -> Outcome<T> + Send + 'static,
     ) -> Result<T, Unavailable> {
+        self.send(|driver| driver.settle().and_then(|()| driver.operate(operation))).await
+    }
+
+    /// The same for a renewal or a look, which goes on while the disk takes no writes.
+    pub async fn ask_in_doubt<T: Send + 'static>(
+        &self,
+        operation: impl FnOnce(&mut Book, Now<'_>) -> Outcome<T> + Send + 'static,
+    ) -> Result<T, Unavailable> {
+        self.send(|driver| driver.operate(operation)).await
+    }
+
+    async fn send<T: Send + 'static>(
+        &self,
+        operation: impl FnOnce(&mut Driver) -> Result<T, Unavailable> + Send + 'static,
+    ) -> Result<T, Unavailable> {
         let (reply, answer) = oneshot::channel();
-        let job: Job = Box::new(move |driver| drop(reply.send(driver.operate(operation))));
+        let job: Job = Box::new(move |driver| drop(reply.send(operation(driver))));
         self.0.send(Command::Do(job)).map_err(|_| stopping())?;
         answer.await.map_err(|_| stopping())?
     }
@@ -112,7 +128,8 @@ impl Driver {
         loop {
             self.progress();
             let now = present();
-            let wake = self.book.next_wake().map(|at| at.max(self.retry_at));
+            let retry = (!self.suspect.is_empty()).then_some(self.retry_at);
+            let wake = self.book.next_wake().map(|at| at.max(self.retry_at)).into_iter().chain(retry);
             let wakes = self.waiters.iter().map(|waiter| waiter.deadline).chain(wake);
             // recv_timeout stops counting in suspend; a minute bounds what that can cost a waiter.
             let span = wakes.min().map_or(Duration::from_secs(60), |at| at.left(now).min(Duration::from_secs(60)));
@@ -135,11 +152,12 @@ impl Driver {
         }
     }
 
-    /// What time completes, and whoever waited for it.
+    /// What time completes, what a failed commit left open, and whoever waited for either.
     fn progress(&mut self) {
         let at = present();
-        if self.book.next_wake().is_some_and(|wake| wake <= at) && self.retry_at <= at {
-            // A failure is logged and tried again; nobody waits for it here.
+        let due = !self.suspect.is_empty() || self.book.next_wake().is_some_and(|wake| wake <= at);
+        // A failure is logged and tried again; nobody waits for it here.
+        if due && self.retry_at <= at && self.settle().is_ok() {
             let _ = self.operate(|book, now| book.progress(now));
         }
         let changed = self.seen != self.book.generation();
@@ -152,17 +170,38 @@ impl Driver {
         }
     }
 
+    /// Puts right what a failed commit may have left on disk.
+    fn settle(&mut self) -> Result<(), Unavailable> {
+        if self.suspect.is_empty() {
+            return Ok(());
+        }
+        if let Err(e) = self.store.commit(&Vec::from_iter(self.suspect.values().cloned())) {
+            self.retry_at = present() + RETRY;
+            return Err(Unavailable(format!("{e}; nothing was changed")));
+        }
+        self.suspect.clear();
+        self.book.settled();
+        log_line("the disk takes writes again".to_owned());
+        Ok(())
+    }
+
     fn operate<T>(&mut self, operation: impl FnOnce(&mut Book, Now<'_>) -> Outcome<T>) -> Result<T, Unavailable> {
         let wall = clock::wall();
         let outcome = operation(&mut self.book, Now { at: present(), wall: &wall });
         if !outcome.writes.is_empty() {
-            let mut writes = std::mem::take(&mut self.suspect);
+            // The order matters: what is suspect is older than what is written now.
+            let mut writes = Vec::from_iter(self.suspect.values().cloned());
             writes.extend(outcome.writes);
             if let Err(e) = self.store.commit(&writes) {
-                self.suspect = self.book.undo(outcome.undo);
+                let restore = self.book.undo(outcome.undo).into_iter();
+                self.suspect.extend(restore.map(|write| (write.key(), write)));
                 self.retry_at = present() + RETRY;
                 log_line(format!("{e}; what needed it is not done, renewals that need no write go on"));
                 return Err(Unavailable(format!("{e}; nothing was changed")));
+            }
+            if !self.suspect.is_empty() {
+                self.suspect.clear();
+                self.book.settled();
             }
         }
         outcome.log.into_iter().for_each(log_line);

@@ -67,7 +67,7 @@ pub fn router(book: Handle, tokens: Tokens) -> Router {
 async fn renew(State(app): Shared, Named(node): Named<NodeId>, headers: HeaderMap, body: Body) -> Answer {
     app.node(&node, &headers)?;
     let question = read(body).await?;
-    answer(app.book.ask(move |book, now| book.renew(now, &node, question)).await)
+    answer(app.book.ask_in_doubt(move |book, now| book.renew(now, &node, question)).await)
 }
 
 #[derive(Deserialize)]
@@ -228,7 +228,7 @@ impl App {
             let answer = view(book, now);
             book.read(answer)
         };
-        self.book.ask(read).await
+        self.book.ask_in_doubt(read).await
     }
 
     fn node(&self, node: &NodeId, headers: &HeaderMap) -> Result<(), Failure> {
@@ -303,6 +303,7 @@ impl From<Refusal> for Failure {
             RefusalKind::Bad => StatusCode::BAD_REQUEST,
             RefusalKind::Unknown => StatusCode::NOT_FOUND,
             RefusalKind::Conflict => StatusCode::CONFLICT,
+            RefusalKind::InDoubt => StatusCode::SERVICE_UNAVAILABLE,
             RefusalKind::Full => StatusCode::INSUFFICIENT_STORAGE,
         };
         Failure(status, refusal.text)

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_restarted_guard_goes_on_from_its_ledger() {
-    let mut node = Node::running(1010.0);
+    let node = Node::running(1010.0);
     let expires = node.guard.ledger().domains[&WEB].lease.as_ref().unwrap().expires;
     let copy = node.guard.ledger().domains[&WEB].copies[0].process;
     let Recovered::Restored(ledger) = Ledger::recover(&node.guard.ledger().to_bytes(), BOOT) else { panic!() };

@@ -17,7 +17,7 @@ fn a_receipt_follows_denial_death_and_a_later_whole_scan_and_is_repeated_until_a
     node.scan(&[]);
     let receipt = Receipt { domain: WEB, epoch: Epoch(2), denied_incarnation: ME, denied_question: denial.question };
     for _ in 0..3 {
-        assert_eq!(node.ask().receipts, [receipt.clone()], "until a question that carried it is answered");
+        assert_eq!(node.ask().receipts, std::slice::from_ref(&receipt), "until a question that carried it is answered");
     }
     node.question = None;
     node.answer(&[]);

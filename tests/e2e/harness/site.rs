@@ -10,8 +10,9 @@ const SOON: Duration = Duration::from_secs(10);
 /// An authority and the means to talk to it as a controller.
 pub struct Site<'w> {
     world: &'w World,
-    space: Space,
+    // Dropped first: a space is empty only when the test has reaped what it started there.
     authority: Option<Process>,
+    space: Space,
     dir: PathBuf,
 }
 
@@ -27,8 +28,8 @@ impl<'w> Site<'w> {
     pub fn new(world: &'w World) -> Site<'w> {
         let dir = world.dir().join("authority");
         std::fs::create_dir(&dir).expect("the world's directory is new");
-        secret(&dir.join("node-tokens"), "n1 token-of-n1\nn2 token-of-n2\n");
-        secret(&dir.join("controller-token"), "token-of-the-controller\n");
+        secret(&dir.join("node-tokens"), "n1 token-of-node-n1-for-tests\nn2 token-of-node-n2-for-tests\n");
+        secret(&dir.join("controller-token"), "token-of-the-controller-for-tests\n");
         let mut site = Site { world, space: world.space("authority"), authority: None, dir };
         site.start_authority();
         site
@@ -104,8 +105,8 @@ impl<'w> Site<'w> {
         let host = self.world.host_with_hook(name, &super::world::leasehold());
         let link = self.world.connect(&host, &self.space);
         let node = Node { guard: None, link, host };
-        node.host.write_config("token", &format!("token-of-{name}\n"));
-        secret(&node.host.home().join("leasehold/token"), &format!("token-of-{name}\n"));
+        node.host.write_config("token", &format!("token-of-node-{name}-for-tests\n"));
+        secret(&node.host.home().join("leasehold/token"), &format!("token-of-node-{name}-for-tests\n"));
         node.configure(name, &node.link.far.to_string(), 7470, more);
         node
     }
@@ -139,7 +140,12 @@ impl Node {
 
     /// What `leasehold status --json` says of a domain.
     pub fn status(&self, domain: &Domain) -> Option<serde_json::Value> {
-        let text = self.host.leasehold(&["status", "--json"]).expect_ok();
+        let asked = self.host.leasehold(&["status", "--json"]);
+        // A guard that was just started may not listen yet.
+        if !asked.ok() {
+            return None;
+        }
+        let text = asked.expect_ok();
         let status: serde_json::Value = serde_json::from_str(&text).expect("--json prints JSON");
         let domains = status["domains"].as_array().expect("a list of domains").clone();
         domains.into_iter().find(|known| known["domain"] == domain.uuid.as_str())
