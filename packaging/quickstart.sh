@@ -34,16 +34,15 @@ outside() {
   PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
   unset RUSTFLAGS                                  # it would replace the flags of .cargo/config.toml
   step "2. Building the node's binary and the reference authority (two to four minutes the first time)"
-  cargo build --release
+  # Both at once, to compile everything once. The linker leaves the authority's parts out of the node's binary, as
+  # tests/run.sh checks; to install, build it alone: cargo build --release.
+  cargo build --release --features leasehold-authority
   release=${CARGO_TARGET_DIR:-target}/x86_64-unknown-linux-gnu/release
   work=$(mktemp -d)
   chmod 755 "$work"
   host=quickstart-$$
   trap 'clean' EXIT
-  cp "$release/leasehold" "$work/"
-  # The authority is built after, and with its feature: the node's binary must not carry its parts.
-  cargo build --release --features leasehold-authority --bin leasehold-authority
-  cp "$release/leasehold-authority" "$work/"
+  cp "$release/leasehold" "$release/leasehold-authority" "$work/"
   printf '    %s bytes, static: ' "$(stat -c %s "$work/leasehold")"
   readelf -lW "$work/leasehold" | grep -qE '^ *(INTERP|DYNAMIC) ' && fail "the binary is not static"
   echo "no interpreter, no dynamic section"
