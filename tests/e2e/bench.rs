@@ -7,7 +7,6 @@
 mod harness;
 
 use harness::{Domain, Node, Site, World, wait_until};
-use leasehold::lease::time::BootTime;
 use leasehold::node::clock;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -73,24 +72,15 @@ fn expiry(site: &mut Site<'_>, node: &Node) {
     }
     node.host.hang_libvirtd();
     site.kill_authority();
-    let ledger = format!("/proc/{}/root/run/leasehold/ledger.json", node.host.init());
+    let ends: std::collections::BTreeMap<_, _> =
+        domains.iter().map(|domain| (&domain.uuid, node.expires(domain))).collect();
     let mut late = vec![];
     let mut waiting: Vec<&Domain> = domains.iter().collect();
-    let mut expires = std::collections::BTreeMap::new();
     while !waiting.is_empty() {
-        if let Ok(bytes) = std::fs::read(&ledger)
-            && let Ok(known) = serde_json::from_slice::<serde_json::Value>(&bytes)
-        {
-            for domain in &waiting {
-                if let Some(at) = known["domains"][&domain.uuid]["copies"][0]["expires"].as_u64() {
-                    expires.insert(domain.uuid.clone(), BootTime::from_nanos(at));
-                }
-            }
-        }
         waiting.retain(|domain| {
             let alive = node.host.qemu(domain).is_some();
             if !alive {
-                late.push(clock::now().since(expires[&domain.uuid]));
+                late.push(clock::now().since(ends[&domain.uuid]));
             }
             alive
         });

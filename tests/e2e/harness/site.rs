@@ -2,6 +2,7 @@
 
 use super::process::{Finished, Process};
 use super::{Domain, Host, Link, Space, World, wait_until};
+use leasehold::lease::time::BootTime;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -149,6 +150,19 @@ impl Node {
         let status: serde_json::Value = serde_json::from_str(&text).expect("--json prints JSON");
         let domains = status["domains"].as_array().expect("a list of domains").clone();
         domains.into_iter().find(|known| known["domain"] == domain.uuid.as_str())
+    }
+
+    /// When the right of the domain's process to live runs out, by the guard's ledger. Ask when nothing renews it.
+    pub fn expires(&self, domain: &Domain) -> BootTime {
+        let path = format!("/proc/{}/root/run/leasehold/ledger.json", self.host.init());
+        let mut expires = None;
+        wait_until("the ledger knew its process", SOON, || {
+            let ledger =
+                std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok());
+            expires = ledger.and_then(|ledger| ledger["domains"][&domain.uuid]["copies"][0]["expires"].as_u64());
+            expires.is_some()
+        });
+        BootTime::from_nanos(expires.expect("waited for"))
     }
 
     /// `virsh start`.
