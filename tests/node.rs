@@ -1,7 +1,7 @@
 //! What `leasehold::node` does, shown on a real libvirtd with real QEMUs.
 //!
-//! Each test runs itself again inside a libvirt host of its own (tests/testbed/libvirt-node.sh), where the ignored test of the
-//! same name under `inside` does the work. Needs root and libvirt; says loudly when it cannot run.
+//! Each test runs itself again inside a libvirt host of its own (tests/testbed/libvirt-node.sh), where a function under
+//! `inside` does the work. Needs root and libvirt; says loudly when it cannot run.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -39,8 +39,16 @@ fn hindrance(cgroups: Cgroups) -> Option<String> {
     }
 }
 
-/// Runs the test `inside::NAME` of this file in a host of its own, at most two minutes.
-fn in_host(name: &str, cgroups: Cgroups, hook: Option<&str>) {
+/// Set inside a host: the directory that it shares with the test outside.
+const WORK: &str = "LEASEHOLD_TEST_WORK";
+
+/// Runs the calling test again in a host of its own, at most two minutes; there `inside` is what it does.
+fn in_host(cgroups: Cgroups, hook: Option<&str>, inside: fn(PathBuf)) {
+    if let Some(work) = std::env::var_os(WORK) {
+        return inside(work.into());
+    }
+    let thread = std::thread::current();
+    let name = thread.name().expect("a test's thread has the test's name");
     if let Some(why) = hindrance(cgroups) {
         return skipped(&format!("{name}: {why}"));
     }
@@ -55,8 +63,8 @@ fn in_host(name: &str, cgroups: Cgroups, hook: Option<&str>) {
     let mut command = Command::new("timeout");
     command.args(["-k", "5", "120"]).arg(script).arg(host).arg(work.path()).arg("--");
     command.arg(std::env::current_exe().unwrap());
-    command.args(["--exact", &format!("inside::{name}"), "--ignored", "--nocapture", "--test-threads=1"]);
-    command.env("CGROUP", kind).env("LEASEHOLD_TEST_WORK", work.path()).env_remove("HOOK");
+    command.args(["--exact", name, "--nocapture"]);
+    command.env("CGROUP", kind).env(WORK, work.path()).env_remove("HOOK");
     if let Some(hook) = hook {
         command.env("HOOK", write_hook(work.path(), hook));
     }
@@ -78,27 +86,31 @@ fn write_hook(work: &Path, script: &str) -> PathBuf {
 
 #[test]
 fn domains_of_any_name_are_found_whatever_happens_to_libvirt_and_its_files() {
-    in_host("domains_of_any_name_are_found_whatever_happens_to_libvirt_and_its_files", Cgroups::V2, None);
+    in_host(Cgroups::V2, None, inside::domains_of_any_name_are_found_whatever_happens_to_libvirt_and_its_files);
 }
 
 #[test]
 fn a_killed_domain_and_its_helpers_are_proven_gone_on_cgroup_v2() {
-    in_host("a_killed_domain_and_its_helpers_are_proven_gone", Cgroups::V2, None);
+    in_host(Cgroups::V2, None, inside::a_killed_domain_and_its_helpers_are_proven_gone);
 }
 
 #[test]
 fn a_killed_domain_and_its_helpers_are_proven_gone_on_hybrid_cgroups() {
-    in_host("a_killed_domain_and_its_helpers_are_proven_gone", Cgroups::Hybrid, None);
+    in_host(Cgroups::Hybrid, None, inside::a_killed_domain_and_its_helpers_are_proven_gone);
 }
 
 #[test]
 fn a_qemu_in_state_d_stays_found_and_is_not_gone_until_its_storage_answers() {
-    in_host("a_qemu_in_state_d_stays_found_and_is_not_gone_until_its_storage_answers", Cgroups::V2, None);
+    in_host(Cgroups::V2, None, inside::a_qemu_in_state_d_stays_found_and_is_not_gone_until_its_storage_answers);
 }
 
 #[test]
 fn what_a_killed_qemu_left_in_the_page_cache_is_on_the_storage_once_it_is_called_gone() {
-    in_host("what_a_killed_qemu_left_in_the_page_cache_is_on_the_storage_once_it_is_called_gone", Cgroups::V2, None);
+    in_host(
+        Cgroups::V2,
+        None,
+        inside::what_a_killed_qemu_left_in_the_page_cache_is_on_the_storage_once_it_is_called_gone,
+    );
 }
 
 #[test]
@@ -106,10 +118,10 @@ fn libvirt_is_asked_with_a_deadline() {
     let hook = "#!/bin/sh\nexec >/dev/null 2>&1\n[ \"$2\" = start ] || exit 0\n\
         work=$(dirname \"$(readlink -f \"$0\")\")\n\
         touch \"$work/at-start\"; while [ ! -e \"$work/go\" ]; do sleep 0.05; done\n";
-    in_host("libvirt_is_asked_with_a_deadline", Cgroups::V2, Some(hook));
+    in_host(Cgroups::V2, Some(hook), inside::libvirt_is_asked_with_a_deadline);
 }
 
-/// What runs inside a host; ignored outside.
+/// What runs inside a host.
 mod inside {
     use super::skipped;
     use leasehold::lease::id::DomainId;
@@ -128,17 +140,6 @@ mod inside {
     use std::path::{Path, PathBuf};
     use std::process::Command;
     use std::time::Duration;
-
-    const INSIDE: &str = "run inside a libvirt host by the test of the same name";
-
-    /// The shared directory; `None` outside a host.
-    fn work() -> Option<PathBuf> {
-        let work = std::env::var_os("LEASEHOLD_TEST_WORK").map(PathBuf::from);
-        if work.is_none() {
-            skipped(INSIDE);
-        }
-        work
-    }
 
     fn id(number: u8) -> DomainId {
         format!("fc3be091-56d3-4c69-8adb-2fdb8b0a35{number:02x}").parse().unwrap()
@@ -192,10 +193,7 @@ mod inside {
         }
     }
 
-    #[test]
-    #[ignore = "runs inside a libvirt host"]
-    fn domains_of_any_name_are_found_whatever_happens_to_libvirt_and_its_files() {
-        let Some(work) = work() else { return };
+    pub fn domains_of_any_name_are_found_whatever_happens_to_libvirt_and_its_files(work: PathBuf) {
         let names = ["a&b 'q'", "a name with  spaces", "comma,separated,,name", "-", "guest=x,y", "tab\tand <b>"];
         for (number, name) in names.iter().enumerate() {
             create(&work, number as u8, name, "");
@@ -224,10 +222,7 @@ mod inside {
         assert_eq!(named(&early.scan().unwrap()), named(&found), "and so for a finder that knew the files");
     }
 
-    #[test]
-    #[ignore = "runs inside a libvirt host"]
-    fn a_killed_domain_and_its_helpers_are_proven_gone() {
-        let Some(work) = work() else { return };
+    pub fn a_killed_domain_and_its_helpers_are_proven_gone(work: PathBuf) {
         create(&work, 1, "a&b 'q'", "");
         create(&work, 2, "bystander", "");
         let found = scan();
@@ -277,10 +272,7 @@ mod inside {
             .collect()
     }
 
-    #[test]
-    #[ignore = "runs inside a libvirt host"]
-    fn a_qemu_in_state_d_stays_found_and_is_not_gone_until_its_storage_answers() {
-        let Some(work) = work() else { return };
+    pub fn a_qemu_in_state_d_stays_found_and_is_not_gone_until_its_storage_answers(work: PathBuf) {
         let Some(storage) = Storage::mount(&work) else { return };
         create(&work, 1, "stuck", &storage.disk());
         let domain = scan().remove(0);
@@ -315,10 +307,7 @@ mod inside {
         assert!(scan().is_empty());
     }
 
-    #[test]
-    #[ignore = "runs inside a libvirt host"]
-    fn what_a_killed_qemu_left_in_the_page_cache_is_on_the_storage_once_it_is_called_gone() {
-        let Some(work) = work() else { return };
+    pub fn what_a_killed_qemu_left_in_the_page_cache_is_on_the_storage_once_it_is_called_gone(work: PathBuf) {
         let Some(storage) = Storage::mount(&work) else { return };
         create(&work, 1, "dirty", &storage.disk());
         let domain = scan().remove(0);
@@ -409,10 +398,7 @@ mod inside {
         wait_until("the leader ends", || states(pid).contains(&(pid, 'Z')));
     }
 
-    #[test]
-    #[ignore = "runs inside a libvirt host"]
-    fn libvirt_is_asked_with_a_deadline() {
-        let Some(work) = work() else { return };
+    pub fn libvirt_is_asked_with_a_deadline(work: PathBuf) {
         let libvirt = Libvirt::new("qemu:///system");
         let soon = |millis| clock::now() + Duration::from_millis(millis);
         let started = daemon(Path::new(RUN_DIR)).expect("libvirtd runs");
