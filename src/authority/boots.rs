@@ -213,6 +213,7 @@ impl Book {
         node.list = None;
         node.deadline = None;
         node.lowering = None;
+        node.stated = None;
         node.relaxing.clear();
         node.rival = None;
         let domains: Vec<_> = node.domains.iter().copied().collect();

@@ -150,43 +150,63 @@ impl Book {
         let stated = stated_bound(q);
         let node = self.node_mut(id);
         let Some(mut seen) = node.record.seen.clone() else { return };
-        let wider = match (seen.bound_ms, stated) {
-            (None, _) => false,
-            (Some(_), None) => true,
-            (Some(counted), Some(stated)) => stated > counted,
-        };
-        if wider {
-            (seen.bound_ms, seen.mode, seen.stamp) = (stated, q.mode, Stamp::of(q));
+        let before = seen.bound_ms;
+        let last = node.stated.unwrap_or(before);
+        if wider(stated, last) || wider(stated, before) {
+            // Once this is answered, the larger figure is in force on the node for every lease that it holds, also
+            // for those from before, which end (by their own ttl) no later than what counted so far.
+            let more = stated.map(|bound| bound.saturating_sub(q.ttl_ms));
+            let sum = |counted: Option<u64>| counted.zip(more).map(|(counted, more)| counted.saturating_add(more));
+            seen = Seen { bound_ms: sum(before), ..Seen::of(q) };
+            node.deadline = node.deadline.map(|at| at + Duration::from_millis(more.unwrap_or(0)));
             node.lowering = None;
+            self.widen_leaving(id, more);
         } else if newer {
-            let same_guard = seen.stamp.incarnation == q.incarnation;
-            let said = Seen { bound_ms: seen.bound_ms, ..Seen::of(q) };
-            if stated == seen.bound_ms {
+            if stated == before {
                 node.lowering = None;
-            } else if let Some((to, at)) = node.lowering.filter(|(to, _)| *to == stated) {
-                if at <= now.at {
-                    (seen.bound_ms, seen.stamp) = (to, Stamp::of(q));
-                    node.lowering = None;
-                }
-            } else {
-                let at = match seen.bound_ms {
+            } else if let Some((to, _)) = node.lowering.filter(|(to, at)| *to == stated && *at <= now.at) {
+                (seen.bound_ms, seen.stamp) = (to, Stamp::of(q));
+                node.lowering = None;
+            } else if node.lowering.is_none_or(|(to, _)| to != stated) {
+                let at = match before {
                     Some(_) => node.deadline.unwrap_or(now.at),
                     None => full_lapse(now.at, stated),
                 };
                 node.lowering = Some((stated, at));
             }
-            if !same_guard || seen.mode != said.mode || seen.machine != said.machine {
-                (seen.mode, seen.machine, seen.stamp) = (said.mode, said.machine, said.stamp);
+            let said = Seen { bound_ms: seen.bound_ms, ..Seen::of(q) };
+            let same_guard = seen.stamp.incarnation == q.incarnation;
+            if !same_guard || (seen.mode, &seen.machine) != (said.mode, &said.machine) {
+                seen = said;
             }
         }
-        let before = node.record.seen.as_ref().and_then(|seen| seen.bound_ms);
+        let node = self.node_mut(id);
+        node.stated = Some(stated);
         if node.record.seen.as_ref() != Some(&seen) {
             if before != seen.bound_ms {
                 let text = |bound: Option<u64>| bound.map_or("none".to_owned(), |ms| format!("{ms} ms"));
-                let (from, to) = (text(before), text(seen.bound_ms));
-                self.log.push(format!("bound node={id} was {from:?}, is {to:?}"));
+                self.log.push(format!("bound node={id} was {}, is {}", text(before), text(seen.bound_ms)));
             }
             self.change_node(id, |record| record.seen = Some(seen));
+        }
+    }
+
+    /// A revocation that the node has not heard of does not keep it from counting with the larger bound.
+    fn widen_leaving(&mut self, id: &NodeId, more: Option<u64>) {
+        for domain in Vec::from_iter(self.node_mut(id).domains.iter().copied()) {
+            let leaves = |lease: &Lease| lease.record.leaving.iter().any(|leaving| leaving.node == *id);
+            if !self.leases.get(&domain).is_some_and(leaves) {
+                continue;
+            }
+            self.change(domain, |lease| {
+                for leaving in lease.record.leaving.iter_mut().filter(|leaving| leaving.node == *id) {
+                    let both = leaving.bound_ms.zip(more);
+                    leaving.bound_ms = both.map(|(counted, more)| counted.saturating_add(more));
+                    if let Some(clock) = lease.clocks.get_mut(&leaving.epoch) {
+                        clock.safe_at = clock.safe_at.zip(more).map(|(at, more)| at + Duration::from_millis(more));
+                    }
+                }
+            });
         }
     }
 
@@ -323,6 +343,15 @@ impl Book {
 /// has killed what ran under it.
 fn full_lapse(now: BootTime, bound_ms: Option<u64>) -> BootTime {
     bound_ms.map_or(BootTime::NEVER, |bound| now + MAX_TTL + Duration::from_millis(bound))
+}
+
+/// No bound is the widest.
+fn wider(a: Option<u64>, b: Option<u64>) -> bool {
+    match (a, b) {
+        (_, None) => false,
+        (None, Some(_)) => true,
+        (Some(a), Some(b)) => a > b,
+    }
 }
 
 fn claim(id: &NodeId, node: &Node, domain: DomainId, lease: Option<&Lease>, newest: Epoch, hold: bool) -> ClaimEntry {

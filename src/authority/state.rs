@@ -40,6 +40,8 @@ pub(super) struct Node {
     pub list: Option<Listed>,
     /// Max over all answers issued of (instant issued + bound stated in the question). Never moves back in one boot.
     pub deadline: Option<BootTime>,
+    /// The bound that the last question stated.
+    pub stated: Option<Option<u64>>,
     /// A smaller bound than the one counted, and from when it may replace it.
     pub lowering: Option<(Option<u64>, BootTime)>,
     /// Domains said to be held no more, and from when that may be believed.

@@ -109,7 +109,10 @@ impl Host {
         let digest = {
             let mut hasher = DefaultHasher::new();
             format!("{domains:?}").hash(&mut hasher);
-            format!("{:x}", hasher.finish())
+            // Says what it names, so that a host knows it of a question that had the digest alone.
+            let names: String =
+                domains.iter().map(|named| format!("|{}|", named.domain.to_string().as_bytes()[1] - b'1')).collect();
+            format!("{names}{:x}", hasher.finish())
         };
         let receipts = host.known.iter().enumerate().filter_map(|(d, known)| {
             let (epoch, denied_incarnation, denied_question) = known.sealed?;
@@ -146,10 +149,13 @@ impl Host {
             return;
         }
         host.folded = answer.question.0;
-        let covers =
-            |setup: &Setup| answer.bound_ms.is_none() || setup.bound().is_some_and(|b| Some(b) <= answer.bound_ms);
-        if flight.stated == host.wanted || !flight.stated.widens(&host.wanted) && covers(&host.wanted) {
-            host.setup = host.wanted;
+        // A wider promise is in force once it is acknowledged, for a domain held on lapse only if that one was named.
+        let named = |d: &usize| flight.question.list.digest.contains(&format!("|{d}|"));
+        let to = host.wanted;
+        let covers = answer.bound_ms.is_none() || to.bound().is_some_and(|bound| Some(bound) <= answer.bound_ms);
+        if covers && !flight.stated.widens(&Setup { hold: flight.stated.hold, ..to }) {
+            let hold = |d: usize| to.hold[d] && (host.setup.hold[d] || flight.stated.hold[d] && named(&d));
+            host.setup = Setup { hold: std::array::from_fn(hold), ..to };
         }
         let digest = flight.question.list.digest;
         let claims = match (answer.claims.domains, &host.claims) {
