@@ -32,7 +32,7 @@ end() {
   passed=$(sed -n 's/^test result: .* \([0-9]*\) passed; .*/\1/p' "$log" | paste -sd+ | bc_sum)
   failed=$(sed -n 's/^test result: .* \([0-9]*\) failed; .*/\1/p' "$log" | paste -sd+ | bc_sum)
   skipped=$(grep -c '^skipped: ' "$log")
-  skipped=$((skipped + $(sed -n 's/^test result: .* \([0-9]*\) ignored; .*/\1/p' "$log" | paste -sd+ | bc_sum)))
+  # Ignored tests are none that were skipped: others run them, inside a host of their own.
   local code=0
   if [[ ${#failed_stages[@]} -gt 0 ]]; then
     echo "failed: $(IFS=,; echo "${failed_stages[*]}")"

@@ -69,14 +69,17 @@ fn two_hosts_run_the_same_uuid_at_once_and_the_oracle_sees_both() {
 }
 
 #[test]
-fn a_domain_outlives_a_restart_of_libvirtd() {
+fn a_domain_outlives_a_restart_of_libvirtd_and_its_reconnect_is_over_when_that_returns() {
     let Some(world) = World::new() else { return };
-    let host = world.host("n1");
+    let asked = world.dir().join("asked");
+    let hook = format!("[ \"$2\" != reconnect ] || {{ sleep 1; touch {}; }}", asked.display());
+    let host = world.host_with_hook("n1", &world.script("hook", &hook));
     let domain = Domain::new("web-1");
     host.define(&domain);
     host.virsh(&["start", "web-1"]).expect_ok();
     let before = host.qemu(&domain);
     host.restart_libvirtd();
+    assert!(asked.exists(), "the hook is still running");
     assert_eq!(host.qemu(&domain), before);
     assert!(host.state(&domain).starts_with("running"));
 }

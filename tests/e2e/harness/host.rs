@@ -37,6 +37,8 @@ impl Host {
         let mut command = Command::new("bash");
         command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testbed/libvirt-node.sh"));
         command.arg(&unique).arg(world.dir()).args(["--", "sh", "-c", HOLD]).env_remove("HOOK").env_remove("CGROUP");
+        // libvirt hands it to the hook and shows it with every refusal.
+        command.env_remove("LD_LIBRARY_PATH");
         if let Some(hook) = hook {
             command.env("HOOK", hook);
         }
@@ -113,7 +115,7 @@ impl Host {
         kill(self.libvirtd(), Signal::SIGHUP).expect("libvirtd runs");
     }
 
-    /// Ends libvirtd (its QEMUs live on) and starts it again; returns when it answers.
+    /// Ends libvirtd (its QEMUs live on) and starts it again; returns when it answers and has taken up every domain.
     pub fn restart_libvirtd(&self) {
         let pid = self.libvirtd();
         kill(pid, Signal::SIGTERM).expect("libvirtd runs");
@@ -124,6 +126,11 @@ impl Host {
                        exec $(cat /run/libvirtd.path) -d";
         self.run("sh", &["-c", restart]).expect_ok();
         wait_until("libvirtd answered", Duration::from_secs(10), || self.virsh(&["list"]).ok());
+        // It answers before its reconnect threads, and the hooks they run, are done. They hold each domain's job, and
+        // this asks for it; whether the domain is still there after that is for the test to find out.
+        for name in self.virsh(&["list", "--name"]).expect_ok().lines().filter(|name| !name.is_empty()) {
+            let _ = self.virsh(&["dommemstat", "--", name]);
+        }
     }
 
     /// Stops libvirtd as if it hung (SIGSTOP), until [`Host::wake_libvirtd`].
