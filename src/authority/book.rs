@@ -281,7 +281,7 @@ impl Book {
     pub(super) fn node_mut(&mut self, id: &NodeId) -> &mut Node {
         if !self.nodes.contains_key(id) {
             let version = self.tick();
-            self.nodes.insert(id.clone(), Node { version, ..Node::default() });
+            self.nodes.insert(id.clone(), Node::new(version, self.heard_before));
         }
         self.nodes.get_mut(id).expect("inserted above")
     }

@@ -16,6 +16,9 @@ use std::time::Duration;
 /// How long a conflict lasts after its last question: the other host was turned off, or there was none and the
 /// question was an old one delayed.
 pub const CONFLICT_MEMORY: Duration = Duration::from_secs(60);
+/// The longest that a question is under way: the server gives a connection three times 10 s to say it. A question of
+/// the boot before the accepted one, never heard before, would otherwise pass for a newer boot's.
+pub const LONGEST_WAY: Duration = Duration::from_secs(30);
 /// Boots remembered per node.
 const RETIRED: usize = 8;
 /// Guard processes remembered per boot.
@@ -60,6 +63,7 @@ impl Seen {
             machine: q.machine.clone(),
             mode: q.mode,
             bound_ms: stated_bound(q),
+            lag_ms: stated_bound(q).map(|bound| bound.saturating_sub(q.ttl_ms)),
             stamp: Stamp::of(q),
         }
     }
@@ -82,6 +86,7 @@ impl Book {
         let Some(seen) = self.node_mut(id).record.seen.clone() else {
             self.log.push(format!("node={id} boot={} asks for the first time", short(q.boot_id)));
             self.change_node(id, |record| record.seen = Some(Seen::of(q)));
+            self.node_mut(id).accepted = now.at;
             self.take_in(now, id, q);
             return Asker::Newer;
         };
@@ -101,7 +106,8 @@ impl Book {
             return Asker::Older;
         }
         let began_after = Duration::from_millis(q.uptime_ms) <= now.at.since(heard);
-        if !retired && began_after && shown(&seen.machine, &q.machine) {
+        let settled = now.at.since(self.node_mut(id).accepted) >= LONGEST_WAY;
+        if !retired && settled && began_after && shown(&seen.machine, &q.machine) {
             self.accept_boot(now, id, Seen::of(q), Some(Proof::Reboot));
         } else if self.silent_for_its_bound(now, id) {
             self.accept_boot(now, id, Seen::of(q), None);
@@ -207,13 +213,13 @@ impl Book {
             stamp,
             ended: if proof == Some(Proof::Reboot) { began } else { last.at },
         });
+        node.accepted = now.at;
         node.last = None;
         node.stamp = None;
         node.former.clear();
         node.list = None;
         node.deadline = None;
         node.lowering = None;
-        node.stated = None;
         node.relaxing.clear();
         node.rival = None;
         let domains: Vec<_> = node.domains.iter().copied().collect();
@@ -261,8 +267,10 @@ impl Book {
             "a machine that cannot show which it is (no hardware uuid, or no key)".to_owned()
         } else if !began_after {
             format!("a boot that began before boot {old} was last heard")
-        } else {
+        } else if self.nodes.get(id).is_some_and(|node| node.record.retired.contains(&q.boot_id)) {
             "a boot that this node had before".to_owned()
+        } else {
+            format!("another boot within {} s", LONGEST_WAY.as_secs())
         };
         let last = silent.as_secs();
         format!(

@@ -172,6 +172,8 @@ pub struct Seen {
     pub mode: Mode,
     /// The bound counted with, in milliseconds; `None`: there is none.
     pub bound_ms: Option<u64>,
+    /// How long after a lease's end its copy may live, as last stated (bound less ttl); `None`: for ever.
+    pub lag_ms: Option<u64>,
     /// The question that stated it.
     pub stamp: Stamp,
 }

@@ -2,7 +2,7 @@
 
 use super::book::{Book, MAX_NODES, MAX_TTL, Now, Outcome, Refusal, RefusalKind};
 use super::boots::{Asker, stated_bound};
-use super::records::{Seen, Stamp};
+use super::records::{LeavingRecord, Seen, Stamp};
 use super::state::{Lease, Listed, Node};
 use crate::lease::id::{DomainId, Epoch, NodeId};
 use crate::lease::time::BootTime;
@@ -148,19 +148,21 @@ impl Book {
     /// can be alive any more, and only on a newer question's word.
     fn state(&mut self, now: Now, id: &NodeId, q: &RenewRequest, newer: bool) {
         let stated = stated_bound(q);
+        let lag = stated.map(|bound| bound.saturating_sub(q.ttl_ms));
         let node = self.node_mut(id);
         let Some(mut seen) = node.record.seen.clone() else { return };
         let before = seen.bound_ms;
-        let last = node.stated.unwrap_or(before);
-        if wider(stated, last) || wider(stated, before) {
-            // Once this is answered, the larger figure is in force on the node for every lease that it holds, also
-            // for those from before, which end (by their own ttl) no later than what counted so far.
-            let more = stated.map(|bound| bound.saturating_sub(q.ttl_ms));
-            let sum = |counted: Option<u64>| counted.zip(more).map(|(counted, more)| counted.saturating_add(more));
-            seen = Seen { bound_ms: sum(before), ..Seen::of(q) };
-            node.deadline = node.deadline.map(|at| at + Duration::from_millis(more.unwrap_or(0)));
+        if wider(lag, seen.lag_ms) {
+            // Once this is answered, the node kills that late for every lease it holds, also for those from before,
+            // which end by their own ttl no later than what counted so far.
+            let counted = before.zip(lag).map(|(counted, lag)| counted.saturating_add(lag).max(lag + q.ttl_ms));
+            seen = Seen { bound_ms: counted, ..Seen::of(q) };
+            node.deadline = node.deadline.map(|at| at + Duration::from_millis(lag.unwrap_or(0)));
             node.lowering = None;
-            self.widen_leaving(id, more);
+            self.widen_leaving(id, lag);
+        } else if wider(stated, before) {
+            seen = Seen::of(q);
+            node.lowering = None;
         } else if newer {
             if stated == before {
                 node.lowering = None;
@@ -175,13 +177,12 @@ impl Book {
                 node.lowering = Some((stated, at));
             }
             let said = Seen { bound_ms: seen.bound_ms, ..Seen::of(q) };
-            let same_guard = seen.stamp.incarnation == q.incarnation;
-            if !same_guard || (seen.mode, &seen.machine) != (said.mode, &said.machine) {
+            // Not for every question: the stamp alone is not worth a write.
+            if seen.stamp.incarnation != q.incarnation || seen != (Seen { stamp: seen.stamp, ..said.clone() }) {
                 seen = said;
             }
         }
         let node = self.node_mut(id);
-        node.stated = Some(stated);
         if node.record.seen.as_ref() != Some(&seen) {
             if before != seen.bound_ms {
                 let text = |bound: Option<u64>| bound.map_or("none".to_owned(), |ms| format!("{ms} ms"));
@@ -192,7 +193,7 @@ impl Book {
     }
 
     /// A revocation that the node has not heard of does not keep it from counting with the larger bound.
-    fn widen_leaving(&mut self, id: &NodeId, more: Option<u64>) {
+    fn widen_leaving(&mut self, id: &NodeId, lag: Option<u64>) {
         for domain in Vec::from_iter(self.node_mut(id).domains.iter().copied()) {
             let leaves = |lease: &Lease| lease.record.leaving.iter().any(|leaving| leaving.node == *id);
             if !self.leases.get(&domain).is_some_and(leaves) {
@@ -200,10 +201,10 @@ impl Book {
             }
             self.change(domain, |lease| {
                 for leaving in lease.record.leaving.iter_mut().filter(|leaving| leaving.node == *id) {
-                    let both = leaving.bound_ms.zip(more);
-                    leaving.bound_ms = both.map(|(counted, more)| counted.saturating_add(more));
+                    let both = leaving.bound_ms.zip(lag);
+                    leaving.bound_ms = both.map(|(counted, lag)| counted.saturating_add(lag));
                     if let Some(clock) = lease.clocks.get_mut(&leaving.epoch) {
-                        clock.safe_at = clock.safe_at.zip(more).map(|(at, more)| at + Duration::from_millis(more));
+                        clock.safe_at = clock.safe_at.zip(lag).map(|(at, lag)| at + Duration::from_millis(lag));
                     }
                 }
             });
@@ -270,12 +271,17 @@ impl Book {
             return;
         }
         let at = full_lapse(now.at, bound_ms);
-        let (mut holds, mut frees) = (Vec::new(), Vec::new());
+        let (mut holds, mut frees, mut unbound) = (Vec::new(), Vec::new(), Vec::new());
         for domain in &node.domains {
             let Some(lease) = leases.get(domain) else { continue };
+            let held = list.domains.get(domain).map(|named| named.held_on_lapse);
+            let leaves = |leaving: &LeavingRecord| leaving.node == *id && leaving.bound_ms.is_some();
+            if held == Some(true) && lease.record.leaving.iter().any(leaves) {
+                unbound.push(*domain);
+            }
             let mut shares = lease.record.owner.iter().chain(&lease.record.incoming);
             let Some(share) = shares.find(|share| share.node == *id) else { continue };
-            match list.domains.get(domain).map(|named| named.held_on_lapse) {
+            match held {
                 Some(true) => {
                     node.relaxing.remove(domain);
                     if !share.held {
@@ -289,6 +295,17 @@ impl Book {
                 }
                 _ => drop(node.relaxing.remove(domain)),
             }
+        }
+        // Its revocation may not reach the node, and then it is held there.
+        for domain in unbound {
+            self.change(domain, |lease| {
+                for leaving in lease.record.leaving.iter_mut().filter(|leaving| leaving.node == *id) {
+                    leaving.bound_ms = None;
+                    if let Some(clock) = lease.clocks.get_mut(&leaving.epoch) {
+                        clock.safe_at = None;
+                    }
+                }
+            });
         }
         for (domain, held) in holds.into_iter().chain(frees) {
             self.node_mut(id).relaxing.remove(&domain);

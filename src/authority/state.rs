@@ -27,9 +27,11 @@ pub(super) struct Clock {
 }
 
 /// A node with what only this process knows of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Node {
     pub record: NodeRecord,
+    /// When the present boot was accepted, at the latest.
+    pub accepted: BootTime,
     /// The last accepted question.
     pub last: Option<Heard>,
     /// Where the next question has to be newer than: survives in part through [`super::records::Seen::stamp`].
@@ -40,8 +42,6 @@ pub(super) struct Node {
     pub list: Option<Listed>,
     /// Max over all answers issued of (instant issued + bound stated in the question). Never moves back in one boot.
     pub deadline: Option<BootTime>,
-    /// The bound that the last question stated.
-    pub stated: Option<Option<u64>>,
     /// A smaller bound than the one counted, and from when it may replace it.
     pub lowering: Option<(Option<u64>, BootTime)>,
     /// Domains said to be held no more, and from when that may be believed.
@@ -55,6 +55,28 @@ pub(super) struct Node {
     pub hints: Option<(u64, u64, Vec<DomainId>)>,
     pub rival: Option<Rival>,
     pub retired: Option<Retired>,
+}
+
+impl Node {
+    pub fn new(version: u64, accepted: BootTime) -> Node {
+        Node {
+            record: NodeRecord::default(),
+            accepted,
+            last: None,
+            stamp: None,
+            former: VecDeque::new(),
+            list: None,
+            deadline: None,
+            lowering: None,
+            relaxing: BTreeMap::new(),
+            version,
+            domains: BTreeSet::new(),
+            watched: BTreeSet::new(),
+            hints: None,
+            rival: None,
+            retired: None,
+        }
+    }
 }
 
 /// An accepted question.

@@ -140,8 +140,19 @@ impl Host {
         Flight { host: n, boot: host.boot, sent: now, stated, question, answer: None }
     }
 
+    /// Lives by another setup from now on: what it would never have killed it kills when that lapses, late.
+    pub(super) fn adopt(&mut self, now: BootTime, setup: Setup) {
+        self.setup = setup;
+        for (d, known) in self.known.iter_mut().enumerate() {
+            let expiry = known.lease.map_or(now, |(_, expiry, _)| expiry.max(now));
+            if let Some(copy) = &mut known.copy {
+                copy.dies = copy.dies.min(setup.ends(d, expiry));
+            }
+        }
+    }
+
     /// Takes an answer in, as rule 3 says.
-    pub(super) fn fold(&mut self, flight: Flight) {
+    pub(super) fn fold(&mut self, now: BootTime, flight: Flight) {
         let Some(answer) = flight.answer else { return };
         let host = &mut *self;
         let current = flight.boot == host.boot && answer.incarnation == Incarnation::from_bytes([host.incarnation; 16]);
@@ -155,7 +166,8 @@ impl Host {
         let covers = answer.bound_ms.is_none() || to.bound().is_some_and(|bound| Some(bound) <= answer.bound_ms);
         if covers && !flight.stated.widens(&Setup { hold: flight.stated.hold, ..to }) {
             let hold = |d: usize| to.hold[d] && (host.setup.hold[d] || flight.stated.hold[d] && named(&d));
-            host.setup = Setup { hold: std::array::from_fn(hold), ..to };
+            let setup = Setup { hold: std::array::from_fn(hold), ..to };
+            host.adopt(now, setup);
         }
         let digest = flight.question.list.digest;
         let claims = match (answer.claims.domains, &host.claims) {

@@ -2,6 +2,7 @@
 
 use super::host::{DOMAINS, Flight, HOSTS, Host, Known, Running, Setup, domain, node};
 use crate::authority::book::{Book, Now, Outcome};
+use crate::authority::boots::LONGEST_WAY;
 use crate::authority::records::{Durable, Key, Write};
 use crate::lease::id::{BootId, Epoch, Incarnation, NodeId};
 use crate::lease::time::BootTime;
@@ -220,6 +221,10 @@ impl World {
     }
 
     fn arrive(&mut self, mut flight: Flight) {
+        // A question may be under way for ever as long as its boot lasts; after that, only so long.
+        if flight.boot != self.hosts[flight.host].boot && self.now.since(flight.sent) > LONGEST_WAY {
+            return;
+        }
         let (id, question) = (node(flight.host), flight.question.clone());
         self.heard = self.now;
         if let Some(Ok(answer)) = self.try_operate(|book, now| book.renew(now, &id, question)) {
@@ -260,7 +265,7 @@ impl World {
                 if !answered.is_empty() {
                     let flight = self.flights.remove(answered[which % answered.len()]);
                     if !lost {
-                        self.hosts[flight.host].fold(flight);
+                        self.hosts[flight.host].fold(self.now, flight);
                     }
                 }
             }
@@ -270,7 +275,7 @@ impl World {
                 self.arrive(flight);
                 if self.flights.len() > before {
                     let flight = self.flights.remove(before);
-                    self.hosts[flight.host].fold(flight);
+                    self.hosts[flight.host].fold(self.now, flight);
                 }
             }
             Op::Start { host, domain } => {
@@ -302,14 +307,7 @@ impl World {
                 let host = &mut self.hosts[host];
                 host.wanted = Setup { ttl, watchdog, observe, hold };
                 if !host.setup.widens(&host.wanted) {
-                    host.setup = host.wanted;
-                    for (d, known) in host.known.iter_mut().enumerate() {
-                        let expiry = known.lease.map_or(self.now, |(_, expiry, _)| expiry.max(self.now));
-                        if let Some(copy) = &mut known.copy {
-                            copy.dies =
-                                copy.dies.min(host.setup.ends(d, expiry).max(self.now + Duration::from_secs(1)));
-                        }
-                    }
+                    host.adopt(self.now, host.wanted);
                 }
             }
             Op::Grant { domain: d, node: n, incoming } => {

@@ -5,18 +5,20 @@ use super::*;
 #[test]
 fn the_same_machine_booted_again_is_a_receipt_for_all_its_old_boot_had() {
     let (mut desk, mut n1) = running();
+    n1.bound_ms = Some(60_000);
+    desk.ask(&mut n1);
     desk.revoke();
-    desk.pass(secs(5));
+    desk.pass(secs(30));
     n1.reboot(desk.now - secs(2));
     desk.ask(&mut n1);
     let proof = desk.lease().last_proof.unwrap();
-    assert_eq!((proof.proof, proof.after_ms), (Proof::Reboot, 5000));
+    assert_eq!((proof.proof, proof.after_ms), (Proof::Reboot, 30_000));
 }
 
 #[test]
 fn what_a_node_still_owns_when_it_boots_again_stays_its_own() {
     let (mut desk, mut n1) = running();
-    desk.pass(secs(5));
+    desk.pass(secs(30));
     n1.reboot(desk.now - secs(2));
     assert_eq!(desk.claim(&mut n1).claim, ClaimKind::Allow);
     assert_eq!(desk.owner(), Some((n("n1"), Epoch(1))));
@@ -83,6 +85,7 @@ fn a_machine_that_cannot_show_which_it_is_waits_for_its_old_boots_bound() {
 #[test]
 fn a_delayed_question_of_the_old_boot_raises_no_alarm() {
     let (mut desk, mut n1) = running();
+    desk.pass(secs(30));
     let again = n1.question(desk.now);
     desk.try_ask("n1", again.clone()).unwrap();
     desk.pass(secs(1));
@@ -99,7 +102,7 @@ fn a_delayed_question_of_the_old_boot_raises_no_alarm() {
 fn an_old_boot_that_goes_on_asking_was_another_machine_after_all() {
     let (mut desk, mut n1) = running();
     let mut old = n1.clone();
-    desk.pass(secs(5));
+    desk.pass(secs(30));
     n1.reboot(desk.now - secs(3));
     desk.ask(&mut n1);
     desk.pass(secs(1));
@@ -120,4 +123,20 @@ fn an_operators_word_frees_what_an_unbounded_machine_had() {
     assert_eq!(desk.lease().last_proof.unwrap().proof, Proof::Operator);
     assert_eq!(desk.ask(&mut new).conflict, None);
     assert!(desk.apply(|book, now| book.accept(now, &n("n1"))).is_err());
+}
+
+#[test]
+fn a_boot_right_after_another_waits_until_no_question_of_an_older_one_can_be_under_way() {
+    let (mut desk, mut n1) = running();
+    desk.pass(secs(30));
+    n1.reboot(desk.now - secs(10));
+    let mut lost = n1.clone();
+    let delayed = lost.question(desk.now - secs(8));
+    n1.reboot(desk.now - secs(5));
+    desk.ask(&mut n1);
+    desk.pass(secs(3));
+    assert!(
+        desk.try_ask("n1", delayed).unwrap().conflict.unwrap().starts_with("another boot within 30 s asks as node n1")
+    );
+    assert_eq!(desk.owner(), Some((n("n1"), Epoch(1))));
 }
