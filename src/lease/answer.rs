@@ -90,7 +90,7 @@ impl Guard {
         }
         for copy in entry.copies.iter_mut() {
             if copy.epoch.is_none() && copy.seen < asked.sent && copy.dying.is_none() {
-                // safety: found running, named in this question, and its owner says it is ours: adopted (facts CE2).
+                // safety: found running, named in this question, and its owner says it is ours: adopted (docs/design.md, State).
                 copy.epoch = Some(claim.epoch);
             }
             if self.policy.observe && copy.epoch == Some(claim.epoch) {

@@ -29,7 +29,7 @@ pub struct Guard {
     pub(super) incarnation: Incarnation,
     pub(super) ledger: Ledger,
     /// This boot had a ledger and it is lost: starts may be in flight that nobody remembers. Until libvirt says it
-    /// has none and a later scan has shown what lives, no permit, receipt or admission (facts CE2).
+    /// has none and a later scan has shown what lives, no permit, receipt or admission (docs/design.md, State).
     pub(super) amnesia: Option<Amnesia>,
     /// Questions asked and neither folded in nor overtaken.
     pub(super) asked: BTreeMap<QuestionNumber, Asked>,

@@ -281,7 +281,7 @@ impl Entry {
     /// The receipt this domain owes, if everything it must say is true by a whole scan that began at `scanned`.
     ///
     /// rule 7: nothing of the sealed epoch lives; rule 8: no admission under it is open; and the denial itself was
-    /// seen first, so the receipt answers a revocation and no later `allow` can overtake it (facts CE1).
+    /// seen first, so the receipt answers a revocation and no later `allow` can overtake it (docs/design.md, rule 7).
     pub fn receipt(&self, domain: DomainId, scanned: BootTime) -> Option<Receipt> {
         let seal = self.seal.as_ref().filter(|seal| !seal.receipted)?;
         let over = |epoch: Option<Epoch>| epoch.is_none_or(|epoch| epoch <= seal.epoch);

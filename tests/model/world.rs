@@ -93,6 +93,8 @@ struct Process {
     alive: bool,
     dies_at: Option<BootTime>,
     unkillable: bool,
+    /// libvirt believes it dead though it lives on in state D (libvirt 9.0: `virsh destroy` succeeded over one after 80 s).
+    forgotten: bool,
     told_gone: bool,
 }
 
@@ -492,8 +494,12 @@ impl World {
 
     fn wound(&mut self, at: usize, now: BootTime, key: ProcessKey) {
         let dies_at = now + self.random.millis(0, 400);
-        for process in self.nodes[at].processes.iter_mut().filter(|p| p.key == key && p.alive && !p.unkillable) {
-            process.dies_at.get_or_insert(dies_at);
+        for process in self.nodes[at].processes.iter_mut().filter(|p| p.key == key && p.alive) {
+            if process.unkillable {
+                process.forgotten = true;
+            } else {
+                process.dies_at.get_or_insert(dies_at);
+            }
         }
     }
 
@@ -584,7 +590,8 @@ impl World {
     // --- libvirt ----------------------------------------------------------------------------------------------
 
     pub fn operator_starts(&mut self, at: usize) {
-        let free = matches!(self.nodes[at].start, Start::Idle) && self.nodes[at].processes.iter().all(|p| !p.alive);
+        let free = matches!(self.nodes[at].start, Start::Idle)
+            && self.nodes[at].processes.iter().all(|p| !p.alive || p.forgotten);
         if free && self.now >= self.nodes[at].up_at {
             self.hook(at, HookOp::Prepare);
         }
@@ -632,6 +639,7 @@ impl World {
                     alive: true,
                     dies_at: None,
                     unkillable,
+                    forgotten: false,
                     told_gone: false,
                 });
                 node.start = Start::Idle;
