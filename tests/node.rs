@@ -62,7 +62,7 @@ fn in_host(cgroups: Cgroups, hook: Option<&str>, inside: fn(PathBuf)) {
     static HOSTS: AtomicU32 = AtomicU32::new(1);
     let host = format!("t{}-{}", std::process::id(), HOSTS.fetch_add(1, Ordering::Relaxed));
     let mut command = Command::new("timeout");
-    command.args(["-k", "5", "120"]).arg(script).arg(host).arg(work.path()).arg("--");
+    command.args(["-k", "5", "120"]).arg(script).arg(&host).arg(work.path()).arg("--");
     command.arg(std::env::current_exe().unwrap());
     command.args(["--exact", name, "--nocapture"]);
     command.env("CGROUP", kind).env(WORK, work.path()).env_remove("HOOK");
@@ -70,10 +70,20 @@ fn in_host(cgroups: Cgroups, hook: Option<&str>, inside: fn(PathBuf)) {
         command.env("HOOK", write_hook(work.path(), hook));
     }
     let output = command.output().unwrap();
+    remove_groups(&format!("host-{host}"));
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && text.contains("1 passed"), "in the {kind} host:\n{text}");
     for line in text.lines().filter(|line| line.starts_with("skipped: ")) {
         skipped(line.trim_start_matches("skipped: "));
+    }
+}
+
+/// The host's cgroups are empty once its pid namespace is gone; nobody else removes them.
+fn remove_groups(name: &str) {
+    let roots = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
+    for group in roots.chain(["/sys/fs/cgroup".into()]).map(|root| root.join(name)).filter(|group| group.exists()) {
+        // What cannot be removed yet is empty, and the next run has another name.
+        let _ = Command::new("find").arg(&group).args(["-depth", "-type", "d", "-exec", "rmdir", "{}", ";"]).output();
     }
 }
 
