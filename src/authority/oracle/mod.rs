@@ -22,21 +22,21 @@ fn op() -> impl Strategy<Value = Op> {
     let nod = 0..HOSTS - 1;
     let usual = 0..HOSTS - 1;
     prop_oneof![
-        20 => prop_oneof![6 => 0_u8..4, 2 => 4_u8..9, 1 => 60_u8..75].prop_map(Op::Tick),
+        20 => prop_oneof![6 => 0_u8..4, 2 => 4_u8..9, 1 => 28_u8..36, 1 => 60_u8..75].prop_map(Op::Tick),
         12 => (host.clone(), 0_u8..4, any::<bool>()).prop_map(|(host, named, brief)| Op::Ask { host, named, brief }),
         10 => (0_usize..12, prop::bool::weighted(0.3)).prop_map(|(which, twice)| Op::Arrive { which, twice }),
         10 => (0_usize..12, prop::bool::weighted(0.2)).prop_map(|(which, lost)| Op::Answer { which, lost }),
-        30 => (prop_oneof![8 => usual.clone(), 1 => host.clone()], prop_oneof![4 => Just(3_u8), 1 => 0_u8..4], any::<bool>())
+        45 => (prop_oneof![8 => usual.clone(), 1 => host.clone()], prop_oneof![4 => Just(3_u8), 1 => 0_u8..4], any::<bool>())
             .prop_map(|(host, named, brief)| Op::Exchange { host, named, brief }),
-        20 => (host.clone(), dom.clone()).prop_map(|(host, domain)| Op::Start { host, domain }),
+        35 => (host.clone(), dom.clone()).prop_map(|(host, domain)| Op::Start { host, domain }),
         6 => (host.clone(), dom.clone()).prop_map(|(host, domain)| Op::Kill { host, domain }),
         2 => host.clone().prop_map(Op::GuardRestart),
-        2 => host.clone().prop_map(Op::Reboot),
+        5 => host.clone().prop_map(Op::Reboot),
         3 => (usual, 2_u64..7, 1_u64..4, prop::bool::weighted(0.2), any::<[bool; DOMAINS]>(), prop::bool::weighted(0.3))
             .prop_map(|(host, ttl, watchdog, observe, hold, any)| Op::Setup {
                 host, ttl, watchdog, observe, hold: hold.map(|hold| hold && any)
             }),
-        10 => (dom.clone(), nod.clone(), prop::option::weighted(0.3, nod.clone()))
+        16 => (dom.clone(), nod.clone(), prop::option::weighted(0.3, nod.clone()))
             .prop_map(|(domain, node, incoming)| Op::Grant { domain, node, incoming }),
         4 => dom.clone().prop_map(Op::Revoke),
         6 => (dom.clone(), nod.clone()).prop_map(|(domain, node)| Op::Move { domain, node }),
@@ -46,7 +46,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => nod.clone().prop_map(Op::Fence),
         3 => nod.prop_map(Op::Unfence),
         1 => host.prop_map(Op::Accept),
-        3 => Just(Op::Mend),
+        10 => Just(Op::Mend),
         4 => prop_oneof![
             Just(Trouble::CrashBeforeCommit), Just(Trouble::CrashAfterCommit), Just(Trouble::Disk(Broken::Unwritten)),
             Just(Trouble::Disk(Broken::Written)), Just(Trouble::NoProgress), Just(Trouble::MachineReboot),

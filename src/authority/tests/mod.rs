@@ -390,6 +390,28 @@ fn a_domain_held_on_lapse_is_freed_by_its_receipt_alone() {
 }
 
 #[test]
+fn a_domain_that_is_being_revoked_and_turns_out_to_be_held_needs_its_receipt() {
+    let (mut desk, mut n1) = running();
+    desk.revoke();
+    n1.held = true;
+    desk.ask(&mut n1);
+    assert_eq!(desk.safe_in(), None);
+    desk.restart();
+    assert_eq!(desk.safe_in(), None);
+}
+
+#[test]
+fn a_longer_ttl_alone_raises_the_bound_by_no_more_than_itself() {
+    let (mut desk, mut n1) = running();
+    let mut question = n1.question(desk.now);
+    (question.ttl_ms, question.bound_ms) = (30_000, Some(41_000));
+    assert_eq!(desk.try_ask("n1", question).unwrap().bound_ms, Some(41_000));
+    desk.restart();
+    desk.revoke();
+    assert_eq!(desk.safe_in(), Some(41_000));
+}
+
+#[test]
 fn an_older_question_relaxes_nothing_and_is_not_answered() {
     let (mut desk, mut n1) = running();
     let delayed = n1.question(desk.now);
