@@ -3,14 +3,14 @@
 use super::cgroup::{DomainCgroup, Mounts};
 use super::command_line;
 use super::domains::{DomainProcess, RunState};
-use super::process::Process;
+use super::process::{Process, comm_of};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) struct Child(std::process::Child);
 
@@ -22,7 +22,17 @@ impl Child {
 
     /// Runs `command` with a pipe as its standard input that stays open.
     pub(crate) fn spawn(mut command: Command) -> Child {
-        Child(command.stdin(Stdio::piped()).spawn().expect("the test's child starts"))
+        let program = Path::new(command.get_program()).file_name().expect("a program has a name").to_string_lossy();
+        // As the kernel keeps it (proc_pid_comm(5)).
+        let name: String = program.chars().take(15).collect();
+        let child = Child(command.stdin(Stdio::piped()).spawn().expect("the test's child starts"));
+        // spawn(3) returns when the new program has its memory, a moment before it has its name.
+        let begun = Instant::now();
+        while comm_of(child.pid()).expect("our child is in /proc") != name {
+            assert!(begun.elapsed() < Duration::from_secs(10), "pid {} is never called {name}", child.pid());
+            std::thread::yield_now();
+        }
+        child
     }
 
     /// A real process under QEMU's name with these arguments: a copy of the shell in `dir`, waiting for its standard input.
