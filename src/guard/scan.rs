@@ -141,6 +141,8 @@ impl Thread {
         };
         let mut next = Instant::now();
         loop {
+            let copies = &self.copies;
+            self.proving.retain(|&process| !copies.is_gone(process));
             let copies: Vec<_> = self
                 .copies
                 .all()
