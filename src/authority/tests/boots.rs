@@ -27,6 +27,9 @@ fn what_a_node_still_owns_when_it_boots_again_stays_its_own() {
 #[test]
 fn a_boot_that_began_before_the_old_one_was_last_heard_is_another_machine() {
     let (mut desk, mut n1) = running();
+    n1.bound_ms = Some(60_000);
+    desk.pass(secs(30));
+    desk.ask(&mut n1);
     desk.revoke();
     desk.pass(secs(5));
     n1.reboot(desk.now - secs(6));
@@ -139,4 +142,29 @@ fn a_boot_right_after_another_waits_until_no_question_of_an_older_one_can_be_und
         desk.try_ask("n1", delayed).unwrap().conflict.unwrap().starts_with("another boot within 30 s asks as node n1")
     );
     assert_eq!(desk.owner(), Some((n("n1"), Epoch(1))));
+}
+
+#[test]
+fn silence_proves_nothing_of_a_domain_that_is_held_on_lapse() {
+    let (mut desk, mut first) = running();
+    first.held = true;
+    desk.ask(&mut first);
+    let mut second = Guard { boot: 7, incarnation: 7, machine: "clone", ..Guard::new("n1") };
+    desk.pass(secs(10_000));
+    assert!(desk.ask(&mut second).conflict.is_some());
+}
+
+#[test]
+fn a_boot_that_ended_does_not_come_back_by_a_late_question() {
+    let (mut desk, mut n1) = running();
+    let mut old = n1.clone();
+    old.booted = desk.now - secs(1);
+    let late = old.question(desk.now);
+    desk.pass(secs(30));
+    n1.reboot(desk.now - secs(10));
+    n1.bound_ms = Some(100_000);
+    desk.ask(&mut n1);
+    desk.restart();
+    desk.pass(secs(40));
+    assert!(desk.try_ask("n1", late).unwrap().conflict.unwrap().starts_with("a boot that this node had before"));
 }

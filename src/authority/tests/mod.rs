@@ -353,6 +353,18 @@ fn a_larger_bound_counts_for_a_revocation_that_the_node_has_not_heard_of() {
 }
 
 #[test]
+fn a_smaller_bound_said_twice_is_no_more_true_than_said_once() {
+    let (mut desk, mut n1) = running();
+    n1.bound_ms = Some(20_000);
+    desk.ask(&mut n1);
+    desk.pass(secs(1));
+    desk.ask(&mut n1);
+    desk.restart();
+    desk.revoke();
+    assert_eq!(desk.safe_in(), Some(BOUND));
+}
+
+#[test]
 fn a_node_that_observes_has_no_bound_until_everything_it_held_then_has_ended() {
     let (mut desk, mut n1) = running();
     n1.mode = Mode::Observe;
@@ -366,7 +378,13 @@ fn a_node_that_observes_has_no_bound_until_everything_it_held_then_has_ended() {
     n1.receipt = Some(Epoch(1));
     desk.ask(&mut n1);
     n1.receipt = None;
-    desk.pass(MAX_TTL + Duration::from_millis(BOUND));
+    n1.mode = Mode::Observe;
+    desk.ask(&mut n1);
+    n1.mode = Mode::Enforce;
+    desk.ask(&mut n1);
+    desk.pass(MAX_TTL + Duration::from_millis(BOUND - 1));
+    assert_eq!(desk.ask(&mut n1).bound_ms, None);
+    desk.pass(Duration::from_millis(1));
     assert_eq!(desk.ask(&mut n1).bound_ms, Some(BOUND));
 }
 
@@ -461,6 +479,27 @@ fn what_could_not_be_written_did_not_happen() {
     outcome.writes.into_iter().chain(restore).for_each(|write| desk.disk.apply(write));
     assert_eq!(desk.disk.leases[&D].owner.as_ref().unwrap().node, n("n1"));
     assert_eq!(desk.disk.leases[&D].leaving, []);
+}
+
+#[test]
+fn what_a_failed_commit_was_about_is_renewed_nothing_until_it_is_settled() {
+    let (mut desk, mut n1) = running();
+    let now = Now { at: desk.now, wall: "then" };
+    let outcome = desk.book.revoke(now, D);
+    let _restore = desk.book.undo(outcome.undo);
+    let answer = desk.ask(&mut n1);
+    assert_eq!((answer.ttl_ms, answer.claims.domains), (15_000, Some(Vec::new())));
+    desk.book.settled();
+    assert_eq!(desk.claim(&mut n1).claim, ClaimKind::Allow);
+
+    n1.bound_ms = Some(40_000);
+    let question = n1.question(desk.now);
+    let outcome = desk.book.renew(now, &n("n1"), question);
+    let _restore = desk.book.undo(outcome.undo);
+    let question = n1.question(desk.now);
+    assert_eq!(desk.try_ask("n1", question).unwrap_err().kind, RefusalKind::InDoubt);
+    desk.book.settled();
+    assert_eq!(desk.claim(&mut n1).claim, ClaimKind::Allow);
 }
 
 #[test]
