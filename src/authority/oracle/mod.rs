@@ -78,7 +78,7 @@ proptest! {
 }
 
 fn cases() -> u32 {
-    std::env::var("LEASEHOLD_ORACLE_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(2000)
+    std::env::var("LEASEHOLD_ORACLE_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(800)
 }
 
 /// A check that nothing reaches proves nothing.
