@@ -17,6 +17,7 @@ pub use section::KEYS;
 use crate::lease::id::{DomainId, NodeId};
 use crate::lease::policy::{Lapse, Policy, Rule};
 use crate::lease::timing::{Profile, Timing, TimingFault, Watchdog};
+use crate::node::host::host_name;
 use crate::protocol::Mode;
 use diagnosis::Source;
 use section::{Placed, Section};
@@ -113,7 +114,7 @@ impl Config {
             Ok(_) => {}
         }
         match std::str::from_utf8(&bytes) {
-            Ok(text) => Config::parse(text, path, kernel_host_name),
+            Ok(text) => Config::parse(text, path, host_name),
             Err(wrong) => {
                 let line = bytes[..wrong.valid_up_to()].iter().filter(|byte| **byte == b'\n').count() + 1;
                 fail(format!("line {line} is no UTF-8 text"))
@@ -181,12 +182,6 @@ impl Config {
 }
 
 const LAPSES: &[(&str, Lapse)] = &[("kill", Lapse::Kill), ("hold", Lapse::Hold)];
-
-/// `/proc/sys/kernel/hostname` (proc(5)), of this UTS namespace.
-fn kernel_host_name() -> Option<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
-    Some(name.trim().to_owned())
-}
 
 fn node(root: &Section<'_>, host_name: impl FnOnce() -> Option<String>) -> Result<NodeId, ConfigError> {
     if let Some(placed) = root.parsed("node", str::parse::<NodeId>)? {

@@ -1,23 +1,6 @@
-//! The authority's clocks: BOOTTIME, which decides, and the wall clock, which is shown.
+//! The wall clock, which is shown to people and decides nothing: BOOTTIME does ([`crate::node::clock`]).
 
-use crate::lease::id::BootId;
-use crate::lease::time::BootTime;
-use nix::time::{ClockId, clock_gettime};
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// CLOCK_BOOTTIME now: runs through suspend, is never stepped (clock_gettime(2)).
-///
-/// # Errors
-/// As clock_gettime: in practice never (Linux since 2.6.39).
-pub fn boottime() -> std::io::Result<BootTime> {
-    let time = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
-    Ok(BootTime::from_nanos(time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64))
-}
-
-/// The boot this machine runs in (/proc/sys/kernel/random/boot_id, random(4)); `None` where it cannot be read.
-pub fn boot_id() -> Option<BootId> {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.parse().ok()
-}
 
 /// The wall clock as RFC 3339 in UTC with whole seconds.
 pub fn wall() -> String {
@@ -56,11 +39,5 @@ mod tests {
         ] {
             assert_eq!(rfc3339(unix), text);
         }
-    }
-
-    #[test]
-    fn boottime_does_not_go_back() {
-        let first = boottime().unwrap();
-        assert!(boottime().unwrap() >= first);
     }
 }

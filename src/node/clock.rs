@@ -76,6 +76,12 @@ mod tests {
     use super::*;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+    #[test]
+    fn boottime_does_not_go_back() {
+        let first = now();
+        assert!(now() >= first);
+    }
+
     fn readable(timer: &BootTimer, timeout: PollTimeout) -> bool {
         poll(&mut [PollFd::new(timer.as_fd(), PollFlags::POLLIN)], timeout).unwrap() == 1
     }

@@ -1,6 +1,7 @@
 //! Every row of the hook's matrix that a single host can show.
 
 use crate::harness::{Domain, Node, Site, Stopwatch, World, wait_until};
+use leasehold::node::clock;
 use nix::sys::signal::Signal;
 use std::path::Path;
 use std::time::Duration;
@@ -105,7 +106,8 @@ fn a_restart_of_libvirtd_keeps_what_is_leased_and_with_the_guard_away_what_its_l
     assert!(node.host.qemu(&unknown).is_some(), "unknown: the guard owns that job");
     // The lease ends while no guard is there to kill: then libvirtd's restart is the one who asks.
     site.kill_authority();
-    std::thread::sleep(Duration::from_secs(5));
+    let end = node.expires(&leased);
+    wait_until("its lease had ended", SOON, || clock::now() > end);
     node.host.restart_libvirtd();
     node.host.wait_until_gone(&leased, SOON);
     assert!(node.host.qemu(&unknown).is_some());

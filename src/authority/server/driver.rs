@@ -127,7 +127,7 @@ impl Driver {
     fn run(&mut self, commands: &mpsc::Receiver<Command>) {
         loop {
             self.progress();
-            let now = present();
+            let now = crate::node::clock::now();
             let retry = (!self.suspect.is_empty()).then_some(self.retry_at);
             let wake = self.book.next_wake().map(|at| at.max(self.retry_at)).into_iter().chain(retry);
             let wakes = self.waiters.iter().map(|waiter| waiter.deadline).chain(wake);
@@ -139,7 +139,7 @@ impl Driver {
                     job(self);
                 }
                 Ok(Command::Wait(mut waiter)) => {
-                    let at = present();
+                    let at = crate::node::clock::now();
                     let wall = clock::wall();
                     if !(waiter.check)(&mut self.book, Now { at, wall: &wall }, false) {
                         waiter.deadline = at + waiter.until;
@@ -154,7 +154,7 @@ impl Driver {
 
     /// What time completes, what a failed commit left open, and whoever waited for either.
     fn progress(&mut self) {
-        let at = present();
+        let at = crate::node::clock::now();
         let due = !self.suspect.is_empty() || self.book.next_wake().is_some_and(|wake| wake <= at);
         // A failure is logged and tried again; nobody waits for it here.
         if due && self.retry_at <= at && self.settle().is_ok() {
@@ -176,7 +176,7 @@ impl Driver {
             return Ok(());
         }
         if let Err(e) = self.store.commit(&Vec::from_iter(self.suspect.values().cloned())) {
-            self.retry_at = present() + RETRY;
+            self.retry_at = crate::node::clock::now() + RETRY;
             return Err(Unavailable(format!("{e}; nothing was changed")));
         }
         self.suspect.clear();
@@ -187,7 +187,7 @@ impl Driver {
 
     fn operate<T>(&mut self, operation: impl FnOnce(&mut Book, Now<'_>) -> Outcome<T>) -> Result<T, Unavailable> {
         let wall = clock::wall();
-        let outcome = operation(&mut self.book, Now { at: present(), wall: &wall });
+        let outcome = operation(&mut self.book, Now { at: crate::node::clock::now(), wall: &wall });
         if !outcome.writes.is_empty() {
             // The order matters: what is suspect is older than what is written now.
             let mut writes = Vec::from_iter(self.suspect.values().cloned());
@@ -195,7 +195,7 @@ impl Driver {
             if let Err(e) = self.store.commit(&writes) {
                 let restore = self.book.undo(outcome.undo).into_iter();
                 self.suspect.extend(restore.map(|write| (write.key(), write)));
-                self.retry_at = present() + RETRY;
+                self.retry_at = crate::node::clock::now() + RETRY;
                 log_line(format!("{e}; what needed it is not done, renewals that need no write go on"));
                 return Err(Unavailable(format!("{e}; nothing was changed")));
             }
@@ -207,14 +207,6 @@ impl Driver {
         outcome.log.into_iter().for_each(log_line);
         Ok(outcome.answer)
     }
-}
-
-fn present() -> BootTime {
-    // Without the one clock that decides, every answer would be a guess.
-    clock::boottime().unwrap_or_else(|e| {
-        log_line(format!("cannot read CLOCK_BOOTTIME: {e}"));
-        std::process::abort()
-    })
 }
 
 /// One line for the log on stderr. Never waits: a log that nobody reads must not hold up a renewal.

@@ -7,6 +7,7 @@ mod tokens;
 
 use super::store::Store;
 use crate::lease::time::BootTime;
+use crate::node::{clock, host};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -37,14 +38,13 @@ pub fn run(options: &Options) -> Result<(), String> {
     check(options)?;
     let tokens = tokens::Tokens::read(options.node_tokens.as_deref(), options.controller_token_file.as_deref())?;
     let tls = options.tls.as_ref().map(|(cert, key)| net::tls(cert, key)).transpose()?;
-    let clock = |e: std::io::Error| format!("cannot read CLOCK_BOOTTIME: {e}");
-    let boot = super::clock::boot_id();
+    let boot = host::boot_id().ok();
     let (store, loaded) = Store::open(&options.data, boot).map_err(|e| e.to_string())?;
-    let now = super::clock::boottime().map_err(clock)?;
+    let now = clock::now();
     // Another boot of this machine: whatever was heard before, it was heard before this boot began.
     let heard_before =
         if boot.is_some() && loaded.boot.is_some_and(|old| Some(old) != boot) { BootTime::ZERO } else { now };
-    let authority = tokens::random_incarnation()?;
+    let authority = host::incarnation();
     let book = super::book::Book::open(loaded.durable, authority, now, heard_before);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| format!("cannot start the network: {e}"))?;

@@ -1,8 +1,7 @@
 //! Who may say what: bearer tokens, compared without telling by the time taken how far they agree.
 
-use crate::lease::id::{Incarnation, NodeId};
+use crate::lease::id::NodeId;
 use ring::digest::{SHA256, digest};
-use ring::rand::{SecureRandom, SystemRandom};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -106,13 +105,6 @@ fn hash(token: &str) -> [u8; 32] {
 
 fn same(a: &[u8; 32], b: &[u8; 32]) -> bool {
     std::hint::black_box(a.iter().zip(b).fold(0, |differ, (a, b)| differ | (a ^ b))) == 0
-}
-
-/// A name for this process that no other has.
-pub fn random_incarnation() -> Result<Incarnation, String> {
-    let mut bytes = [0; 16];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| "the kernel gives no random numbers (getrandom)".to_owned())?;
-    Ok(Incarnation::from_bytes(bytes))
 }
 
 #[cfg(test)]
