@@ -5,5 +5,6 @@ mod harness;
 mod authority_crash;
 mod hook_matrix;
 mod lifecycle;
+mod mass_kill;
 mod testbed;
 mod two_hosts;

@@ -139,16 +139,15 @@ impl Node {
         self.guard = Some(self.host.guard());
     }
 
-    /// What `leasehold status --json` says of a domain.
-    pub fn status(&self, domain: &Domain) -> Option<serde_json::Value> {
+    /// What `leasehold status --json` says; `None` while no guard listens.
+    pub fn view(&self) -> Option<serde_json::Value> {
         let asked = self.host.leasehold(&["status", "--json"]);
-        // A guard that was just started may not listen yet.
-        if !asked.ok() {
-            return None;
-        }
-        let text = asked.expect_ok();
-        let status: serde_json::Value = serde_json::from_str(&text).expect("--json prints JSON");
-        let domains = status["domains"].as_array().expect("a list of domains").clone();
+        asked.ok().then(|| serde_json::from_str(&asked.out).expect("--json prints JSON"))
+    }
+
+    /// What it says of a domain.
+    pub fn status(&self, domain: &Domain) -> Option<serde_json::Value> {
+        let domains = self.view()?["domains"].as_array().expect("a list of domains").clone();
         domains.into_iter().find(|known| known["domain"] == domain.uuid.as_str())
     }
 
