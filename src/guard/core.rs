@@ -41,6 +41,8 @@ pub struct Hands {
     pub killer: Killer,
     /// libvirt's own destroy, and its word on starts in flight.
     pub polite: Polite,
+    /// What was refused to this guard when it started, for the status.
+    pub faults: Vec<String>,
     /// The operator.
     pub record: Record,
 }
@@ -53,7 +55,7 @@ pub fn run(mut guard: Guard, inputs: Receiver<Input>, hands: &Hands, timer: &Boo
             Input::Event(event) => carry_out(&mut guard, event, hands, timer, permit),
             Input::Status(reply) => {
                 let mut view = guard.view(clock::now());
-                view.faults = hands.scanner.faults();
+                view.faults = [hands.scanner.faults(), hands.faults.clone()].concat();
                 // Whoever asked may have gone; the status is lost with it.
                 let _ = reply.try_send(view);
             }

@@ -6,7 +6,7 @@ use crate::lease::event::Severity;
 use crate::lease::id::{DomainId, ProcessKey};
 use crate::lease::ledger::label;
 use crate::lease::time::BootTime;
-use crate::node::{clock, kill};
+use crate::node::{clock, kill, realtime};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -43,6 +43,8 @@ struct Condemned {
 }
 
 fn run(orders: &Receiver<(DomainId, ProcessKey)>, copies: &Copies, record: &Record) {
+    // Refused for this thread as for the core, which says so.
+    let _ = realtime::run_this_thread_first();
     let mut condemned: Vec<Condemned> = Vec::new();
     loop {
         let order = if condemned.is_empty() {

@@ -37,6 +37,7 @@ use crate::node::files::{self, Durability};
 use crate::node::host;
 use crate::node::libvirt::Libvirt;
 use crate::node::lock::OnlyOne;
+use crate::node::realtime;
 use crate::sources::Source;
 use crate::sources::http::{Client, Settings};
 use crate::sources::native::{Native, NodeFacts};
@@ -77,6 +78,8 @@ fn start(config: &Config) -> Result<Never, String> {
     std::fs::create_dir_all(run_dir).map_err(|error| format!("cannot create {}: {error}", run_dir.display()))?;
     let _only_one = OnlyOne::take(&run_dir.join("guard.lock")).map_err(|error| error.to_string())?;
     let boot = host::boot_id().map_err(|error| format!("cannot read this boot's id: {error}"))?;
+    // Every thread started from here on inherits it.
+    let favoured = realtime::favour_this_thread();
     let record = Record::start().map_err(cannot_start)?;
     let memory = recover(run_dir, boot, &record)?;
     let remembered = match &memory {
@@ -113,19 +116,26 @@ fn start(config: &Config) -> Result<Never, String> {
         interval: SCAN_INTERVAL.min(config.timing.renew),
     };
     let renewer = renew::Renewer::start(sources, &core, &record).map_err(cannot_start)?;
-    let hands = Hands {
+    let mut hands = Hands {
         outbox: outbox::Outbox::start(local::ledger_path(run_dir), renewer, waiting.clone(), record.clone())
             .map_err(cannot_start)?,
         killer: killer::Killer::start(&copies, &record).map_err(cannot_start)?,
         polite: polite::Polite::start(libvirt, &config.libvirt.run_dir, &copies, &core, &record)
             .map_err(cannot_start)?,
         scanner: Scanner::start(places, remembered, &copies, &core, &record).map_err(cannot_start)?,
+        faults: Vec::new(),
         record: record.clone(),
     };
     let socket = local::socket_path(run_dir);
     socket::start(&socket, &core, &waiting, &caller, &record)
         .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
     record.say(Severity::Info, started(config));
+    // The core is this thread, and it starts no other from here on: none would inherit what favours it.
+    if let Err(error) = favoured.and_then(|()| realtime::run_this_thread_first()) {
+        let fault = waits_its_turn(&error);
+        record.say(Severity::Warning, fault.clone());
+        hands.faults.push(fault);
+    }
 
     let guard = Guard::new(config.policy(), incarnation, memory);
     self::core::run(guard, inputs, &hands, &timer, &Arc::new(Permit::default()));
@@ -135,6 +145,13 @@ fn start(config: &Config) -> Result<Never, String> {
 fn started(config: &Config) -> String {
     let (node, mode) = (&config.node, if config.policy().observe { "observing" } else { "enforcing" });
     format!("the guard of node {node} runs, {mode}; no watchdog is armed, so it promises receipts and no bound")
+}
+
+fn waits_its_turn(error: &io::Error) -> String {
+    format!(
+        "the guard may not run ahead of this host's guests: {error}. When every processor is busy it may renew or kill late; \
+         give it CAP_SYS_NICE, and its cgroup real-time runtime where the kernel has CONFIG_RT_GROUP_SCHED"
+    )
 }
 
 /// What an earlier guard of this boot left. A marker tells a first guard from one whose predecessor's ledger is lost.
@@ -199,6 +216,8 @@ fn start_ticker(timer: Arc<BootTimer>, core: Sender<Input>) -> io::Result<()> {
         .name("ticker".into())
         .stack_size(128 << 10)
         .spawn(move || {
+            // Refused for this thread as for the core, which says so.
+            let _ = realtime::run_this_thread_first();
             loop {
                 let mut fds = [PollFd::new(timer.as_fd(), PollFlags::POLLIN)];
                 if poll(&mut fds, PollTimeout::NONE).is_err() {

@@ -12,6 +12,7 @@
 //! | [`traces`] | what of a process outlives it: page cache, TCP queues |
 //! | [`gone`] | the proof that a process is gone and silent (rule 7) |
 //! | [`libvirt`] | the polite way, through a `virsh` child with a deadline |
+//! | [`realtime`] | running when every processor is busy |
 //! | [`hook_audit`] | is libvirt's hook ours and in force (rule 10) |
 //! | [`watch`], [`lock`], [`files`] | inotify, one guard per node, whole files or none |
 
@@ -29,6 +30,7 @@ pub mod kill;
 pub mod libvirt;
 pub mod lock;
 pub mod process;
+pub mod realtime;
 pub mod state_files;
 mod sys;
 mod tcp_table;

@@ -37,6 +37,23 @@ pub(super) fn pidfd_getfd(pidfd: BorrowedFd<'_>, theirs: RawFd) -> io::Result<Ow
     owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), theirs, 0) })
 }
 
+/// sched_setattr(2) for the calling thread, Linux 3.14: policy, nice value, real-time priority and SCHED_FLAG_* flags.
+pub(super) fn set_scheduling(policy: i32, nice: i32, priority: u32, flags: u64) -> io::Result<()> {
+    let attributes = libc::sched_attr {
+        size: size_of::<libc::sched_attr>() as u32,
+        sched_policy: policy.cast_unsigned(),
+        sched_flags: flags,
+        sched_nice: nice,
+        sched_priority: priority,
+        sched_runtime: 0,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    // SAFETY: the kernel reads `size` bytes of the structure, which lives until the call returns.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    cerr(result).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

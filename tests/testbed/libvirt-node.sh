@@ -19,8 +19,11 @@
 # Domains: <domain type='qemu'>, memory 32 MiB, start in about 0.3 s each.
 set -euo pipefail
 hierarchies() {
+  # What a host that sees one v2 tree does not see is left alone: a v1 group would only take its real-time runtime away.
+  local roots=(/sys/fs/cgroup/*/ /sys/fs/cgroup/)
+  [[ ${CGROUP:-v2} == hybrid ]] || roots=(/sys/fs/cgroup/unified/ /sys/fs/cgroup/)
   # A machine with one v2 tree has ordinary groups directly below; only hierarchies' roots are wanted.
-  for hierarchy in /sys/fs/cgroup/*/ /sys/fs/cgroup/; do
+  for hierarchy in "${roots[@]}"; do
     [[ -e $hierarchy/cgroup.procs ]] || continue
     [[ $hierarchy == /sys/fs/cgroup/ ]] || mountpoint -q "$hierarchy" || continue
     echo "${hierarchy%/}"
