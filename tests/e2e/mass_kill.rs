@@ -1,7 +1,8 @@
 //! A whole host's leases end at once.
 
-use crate::harness::{Domain, SigkillTrace, Site, World, wait_until};
+use crate::harness::{Domain, SigkillTrace, Site, World, all_qemus, expiry, wait_until};
 use leasehold::lease::time::BootTime;
+use serde_json::Value;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -22,13 +23,23 @@ fn two_hundred_domains_whose_leases_end_at_once_are_struck_within_50_ms_and_all_
         writeln!(names, "{}", domain.name).expect("a String takes everything");
     }
     node.host.run_with("xargs", &["-P4", "-n1", "virsh", "-q", "start"], &names).expect_ok();
-    let pids: Vec<i32> = domains.iter().map(|domain| node.host.qemu(domain).expect("it was started")).collect();
+    let running = all_qemus();
+    let pid = |domain: &Domain| running.iter().find(|(_, line)| line.contains(&domain.uuid)).map(|(pid, _)| *pid);
+    let pids: Vec<i32> = domains.iter().map(|domain| pid(domain).expect("it was started")).collect();
 
     // Nothing but our own SIGKILL may end them.
     node.host.hang_libvirtd();
     let trace = SigkillTrace::start(&world);
     site.kill_authority();
-    let ends: Vec<BootTime> = domains.iter().map(|domain| node.expires(domain)).collect();
+    // From then on, D before its end, nothing renews it any more.
+    let condemned =
+        |ledger: &Value| domains.iter().all(|domain| ledger["domains"][&domain.uuid]["copies"][0]["dying"].is_object());
+    let mut ledger = Value::Null;
+    wait_until("all were condemned", Duration::from_secs(10), || {
+        ledger = node.ledger().expect("the guard writes it");
+        condemned(&ledger)
+    });
+    let ends: Vec<BootTime> = domains.iter().map(|domain| expiry(&ledger, domain).expect("it runs")).collect();
     wait_until("all were proven gone", Duration::from_secs(60), || {
         let view = node.view().expect("the guard runs");
         view["domains"].as_array().expect("a list").iter().all(|known| known["pids"] == serde_json::json!([]))

@@ -51,14 +51,19 @@ impl Domain {
 /// The pids, out here, of all QEMUs of a domain on this machine, whichever host they are in: the oracle for two
 /// copies. Zombies and dying threads do not count as running: they have no command line any more.
 pub fn qemus(uuid: &str) -> Vec<i32> {
+    all_qemus().into_iter().filter(|(_, line)| line.contains(uuid)).map(|(pid, _)| pid).collect()
+}
+
+/// The pid and the command line of every QEMU of libvirt's on this machine.
+pub fn all_qemus() -> Vec<(i32, String)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").expect("/proc is there").flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let Ok(line) = std::fs::read(entry.path().join("cmdline")) else { continue };
-        let mut words = line.split(|byte| *byte == 0);
-        let qemu = words.next().is_some_and(|program| program.windows(5).any(|part| part == b"qemu-"));
-        if qemu && words.any(|word| word == b"-uuid") && line.windows(uuid.len()).any(|part| part == uuid.as_bytes()) {
-            found.push(pid);
+        let line = String::from_utf8_lossy(&line);
+        let mut words = line.split('\0');
+        if words.next().is_some_and(|program| program.contains("qemu-")) && words.any(|word| word == "-uuid") {
+            found.push((pid, line.into_owned()));
         }
     }
     found

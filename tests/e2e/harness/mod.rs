@@ -15,12 +15,12 @@ mod space;
 mod wait;
 mod world;
 
-pub use domain::{Domain, qemus};
+pub use domain::{Domain, all_qemus, qemus};
 pub use host::Host;
 pub use link::{Direction, Link};
 pub use process::{Finished, Process};
 pub use signals::SigkillTrace;
-pub use site::{Node, Site};
+pub use site::{Node, Site, expiry};
 pub use space::Space;
 pub use wait::{Stopwatch, wait_until};
 pub use world::{World, leasehold};

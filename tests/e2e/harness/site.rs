@@ -151,17 +151,20 @@ impl Node {
         domains.into_iter().find(|known| known["domain"] == domain.uuid.as_str())
     }
 
+    /// The guard's ledger as it stands on the host's disk, if one does.
+    pub fn ledger(&self) -> Option<serde_json::Value> {
+        let path = format!("/proc/{}/root/run/leasehold/ledger.json", self.host.init());
+        std::fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok())
+    }
+
     /// When the right of the domain's process to live runs out, by the guard's ledger. Ask when nothing renews it.
     pub fn expires(&self, domain: &Domain) -> BootTime {
-        let path = format!("/proc/{}/root/run/leasehold/ledger.json", self.host.init());
         let mut expires = None;
         wait_until("the ledger knew its process", SOON, || {
-            let ledger =
-                std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok());
-            expires = ledger.and_then(|ledger| ledger["domains"][&domain.uuid]["copies"][0]["expires"].as_u64());
+            expires = self.ledger().and_then(|ledger| expiry(&ledger, domain));
             expires.is_some()
         });
-        BootTime::from_nanos(expires.expect("waited for"))
+        expires.expect("waited for")
     }
 
     /// `virsh start`.
@@ -175,6 +178,11 @@ impl Node {
         site.lease(&["grant", &domain.uuid, name]).expect_ok();
         self.start(domain).expect_ok();
     }
+}
+
+/// When the right of the domain's process to live runs out, by a guard's ledger.
+pub fn expiry(ledger: &serde_json::Value, domain: &Domain) -> Option<BootTime> {
+    ledger["domains"][&domain.uuid]["copies"][0]["expires"].as_u64().map(BootTime::from_nanos)
 }
 
 fn secret(path: &Path, text: &str) {
