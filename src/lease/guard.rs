@@ -47,6 +47,8 @@ pub struct Guard {
     scanned: BootTime,
     scan_due: bool,
     starts_asked: Option<BootTime>,
+    /// The first turn. How a start went that an earlier guard let through, only libvirt and a scan can say.
+    began: Option<BootTime>,
     turned: BootTime,
     pub(super) actions: Vec<Action>,
 }
@@ -131,6 +133,7 @@ impl Guard {
             scanned: BootTime::ZERO,
             scan_due: true,
             starts_asked: None,
+            began: None,
             turned: BootTime::ZERO,
             actions: Vec::new(),
         }
@@ -140,6 +143,7 @@ impl Guard {
     pub fn step(&mut self, now: BootTime, event: Event) -> Turn {
         let before = self.ledger.clone();
         self.turned = now;
+        self.began.get_or_insert(now);
         match event {
             Event::Tick => {}
             Event::Scanned(scan) => self.scanned(now, scan),
@@ -296,10 +300,12 @@ impl Guard {
     }
 
     fn look_if_due(&mut self, now: BootTime) {
-        let overlong = |entry: &Entry| {
-            entry.admission.as_ref().is_some_and(|open| open.over.is_none() && now.since(open.since) >= LONG_START)
+        let began = self.began.unwrap_or(now);
+        let unclear = |entry: &Entry| {
+            let overdue = |since: BootTime| since < began || now.since(since) >= LONG_START;
+            entry.admission.as_ref().is_some_and(|open| open.over.is_none() && overdue(open.since))
         };
-        let unsure = self.amnesia == Some(Amnesia::Fresh) || self.ledger.domains.values().any(overlong);
+        let unsure = self.amnesia == Some(Amnesia::Fresh) || self.ledger.domains.values().any(unclear);
         if unsure && self.starts_asked.is_none_or(|last| now.since(last) >= self.policy.timing.renew) {
             self.starts_asked = Some(now);
             self.actions.push(Action::AskStarts);

@@ -3,65 +3,10 @@
 use crate::harness::{Domain, Node, Site, Stopwatch, World, wait_until};
 use leasehold::node::clock;
 use nix::sys::signal::Signal;
-use std::path::Path;
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(15);
 const DEADLINE: Duration = Duration::from_secs(3);
-
-/// A neighbour's hook that holds one operation open until `go` exists, and says when it does so.
-fn slow_neighbour(node: &Node, operation: &str, dir: &Path) {
-    let (go, here) = (dir.join("go"), dir.join("here"));
-    let body = format!(
-        "#!/bin/sh\n[ \"$2\" = {operation} ] || exit 0\ntouch '{}'\nwhile [ ! -e '{}' ]; do sleep 0.01; done\n",
-        here.display(),
-        go.display()
-    );
-    // After ours in the order of strcmp, so that ours has already said yes.
-    let path = node.host.home().join("etc/hooks/qemu.d/zz-neighbour");
-    std::fs::write(&path, body).unwrap();
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-}
-
-#[test]
-fn a_revocation_between_prepare_and_start_refuses_the_start() {
-    let Some(world) = World::new() else { return };
-    let site = Site::new(&world);
-    let node = site.node("n1", "");
-    let domain = Domain::new("web-1");
-    node.host.define(&domain);
-    site.lease(&["grant", &domain.uuid, "n1"]).expect_ok();
-    slow_neighbour(&node, "prepare", world.dir());
-    let mut starting = node.host.start("start", "virsh", &["-q", "start", "web-1"]);
-    wait_until("prepare was let through", SOON, || world.dir().join("here").exists());
-    site.lease(&["revoke", &domain.uuid]).expect_ok();
-    site.lease(&["wait", &domain.uuid]).expect_ok();
-    std::fs::write(world.dir().join("go"), "").unwrap();
-    assert!(!starting.wait_for_end(SOON).success());
-    assert!(starting.log().contains("no lease for domain web-1"), "{}", starting.log());
-    assert_eq!(node.host.qemu(&domain), None);
-}
-
-#[test]
-fn a_revocation_after_start_has_passed_waits_for_the_copy_that_is_still_to_come_and_kills_it() {
-    let Some(world) = World::new() else { return };
-    let site = Site::new(&world);
-    let node = site.node("n1", "");
-    let domain = Domain::new("web-1");
-    node.host.define(&domain);
-    site.lease(&["grant", &domain.uuid, "n1"]).expect_ok();
-    slow_neighbour(&node, "start", world.dir());
-    let starting = node.host.start("start", "virsh", &["-q", "start", "web-1"]);
-    wait_until("start was let through", SOON, || world.dir().join("here").exists());
-    site.lease(&["revoke", &domain.uuid]).expect_ok();
-    // Long enough for several questions and scans: none may take the silence for an end.
-    assert!(!site.lease(&["wait", &domain.uuid, "--timeout", "3s"]).ok(), "a copy can still come");
-    std::fs::write(world.dir().join("go"), "").unwrap();
-    site.lease(&["wait", &domain.uuid]).expect_ok();
-    assert_eq!(node.host.qemu(&domain), None);
-    drop(starting);
-}
 
 #[test]
 fn a_refused_restore_keeps_the_saved_state() {

@@ -6,5 +6,6 @@ mod authority_crash;
 mod hook_matrix;
 mod lifecycle;
 mod mass_kill;
+mod revoked_while_starting;
 mod testbed;
 mod two_hosts;

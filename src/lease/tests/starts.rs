@@ -139,6 +139,22 @@ fn a_start_that_shows_no_process_for_long_is_asked_about_and_closed_by_libvirts_
 }
 
 #[test]
+fn a_start_that_an_earlier_guard_let_through_is_asked_about_at_once_for_its_release_may_have_been_missed() {
+    let mut node = Node::leased(1010.0);
+    node.hook(WEB, HookOp::Prepare);
+    node.hook(WEB, HookOp::Start);
+    let Recovered::Restored(ledger) = Ledger::recover(&node.guard.ledger().to_bytes(), BOOT) else { panic!() };
+    let mut next = Guard::new(policy(), ME, Memory::Restored(ledger));
+    let turn = next.step(secs(1011.0), Event::Tick);
+    assert!(turn.actions.iter().any(|action| matches!(action, Action::AskStarts)));
+    let _ = next.step(secs(1011.1), Event::StartsInFlight { asked: secs(1011.0), domains: vec![] });
+    assert!(next.ledger().domains[&WEB].admission.is_some(), "only a later scan shows that nothing came of it");
+    let scan = Scan { began: secs(1011.2), copies: vec![], dead_daemons: vec![] };
+    let _ = next.step(secs(1011.2), Event::Scanned(scan));
+    assert!(next.ledger().domains[&WEB].admission.is_none());
+}
+
+#[test]
 fn no_start_while_an_earlier_process_is_not_proven_gone() {
     let mut node = Node::running(1010.0);
     let process = node.guard.ledger().domains[&WEB].copies[0].process;

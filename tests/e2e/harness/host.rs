@@ -117,10 +117,24 @@ impl Host {
 
     /// Ends libvirtd (its QEMUs live on) and starts it again; returns when it answers and has taken up every domain.
     pub fn restart_libvirtd(&self) {
+        self.end_libvirtd(Signal::SIGTERM);
+        self.start_libvirtd();
+    }
+
+    /// SIGKILL: libvirtd leaves everything as it is.
+    pub fn kill_libvirtd(&self) {
+        self.end_libvirtd(Signal::SIGKILL);
+    }
+
+    fn end_libvirtd(&self, signal: Signal) {
         let pid = self.libvirtd();
-        kill(pid, Signal::SIGTERM).expect("libvirtd runs");
+        kill(pid, signal).expect("libvirtd runs");
         let gone = || !Path::new(&format!("/proc/{pid}")).exists();
         wait_until("libvirtd ended", Duration::from_secs(10), gone);
+    }
+
+    /// Starts libvirtd; returns when it answers and has taken up every domain.
+    pub fn start_libvirtd(&self) {
         // In the same group as the first one, not in the test's.
         let restart = "if [ -d /sys/fs/cgroup/init ]; then echo $$ >/sys/fs/cgroup/init/cgroup.procs; fi; \
                        exec $(cat /run/libvirtd.path) -d";

@@ -8,6 +8,7 @@
 mod domain;
 mod host;
 mod link;
+mod neighbour;
 mod process;
 mod signals;
 mod site;
@@ -18,6 +19,7 @@ mod world;
 pub use domain::{Domain, all_qemus, qemus};
 pub use host::Host;
 pub use link::{Direction, Link};
+pub use neighbour::{Neighbour, Place};
 pub use process::{Finished, Process};
 pub use signals::SigkillTrace;
 pub use site::{Node, Site, expiry};

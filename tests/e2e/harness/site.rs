@@ -94,6 +94,17 @@ impl<'w> Site<'w> {
         serde_json::from_str(&text).expect("--json prints JSON")
     }
 
+    /// Whether the authority has every revoked copy of the domain proven gone before so many seconds are over.
+    #[track_caller]
+    pub fn gone_within(&self, domain: &Domain, seconds: u32) -> bool {
+        let waited = self.lease(&["wait", &domain.uuid, "--timeout", &seconds.to_string()]);
+        match waited.status.code() {
+            Some(0) => true,
+            Some(3) => false,
+            _ => panic!("no wait: {waited:?}"),
+        }
+    }
+
     /// A connected node whose guard runs. `more` is appended to its configuration.
     pub fn node(&self, name: &str, more: &str) -> Node {
         let mut node = self.node_without_guard(name, more);
