@@ -1,8 +1,8 @@
 //! How an answer is folded into the ledger: rules 1 to 3.
 
 use super::event::{DenialReason, Severity};
-use super::guard::{Asked, AuthorityClock, Guard};
-use super::ledger::{Right, Seal, Stage, label};
+use super::guard::{Asked, Guard};
+use super::ledger::{AuthorityClock, Right, Seal, Stage, label};
 use super::time::BootTime;
 use crate::protocol::{ClaimEntry, ClaimKind, MAX_DOMAINS, RenewAnswer, VERSION};
 use std::time::Duration;
@@ -130,7 +130,8 @@ impl Guard {
     fn time_was_stolen(&mut self, now: BootTime, answer: &RenewAnswer, asked: &Asked) -> bool {
         let clock = Duration::from_millis(answer.clock_ms);
         let this = AuthorityClock { authority: answer.authority, clock, sent: asked.sent };
-        let Some(last) = self.authority_clock.replace(this).filter(|last| last.authority == answer.authority) else {
+        let Some(last) = self.ledger.authority_clock.replace(this).filter(|last| last.authority == answer.authority)
+        else {
             return false;
         };
         let there = clock.saturating_sub(last.clock);

@@ -37,7 +37,6 @@ pub struct Guard {
     pub(super) folded: QuestionNumber,
     /// The newest question that every endpoint failed to answer, and why.
     pub(super) failed: Option<(QuestionNumber, String)>,
-    pub(super) authority_clock: Option<AuthorityClock>,
     pub(super) hooks: Vec<WaitingHook>,
     next_question: QuestionNumber,
     last_asked: Option<BootTime>,
@@ -69,13 +68,6 @@ pub(super) struct Asked {
     pub(super) named: BTreeSet<DomainId>,
     pub(super) receipts: Vec<Receipt>,
     timeout: Duration,
-}
-
-/// The authority's clock in its last answer, and this node's around it.
-pub(super) struct AuthorityClock {
-    pub(super) authority: Incarnation,
-    pub(super) clock: Duration,
-    pub(super) sent: BootTime,
 }
 
 /// A hook that waits for its verdict.
@@ -123,7 +115,6 @@ impl Guard {
             asked: BTreeMap::new(),
             folded: QuestionNumber(0),
             failed: None,
-            authority_clock: None,
             hooks: Vec::new(),
             next_question: QuestionNumber(1),
             last_asked: None,

@@ -7,6 +7,7 @@ use super::time::BootTime;
 use crate::protocol::{NamedDomain, NamedState, Receipt};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The format this build writes and reads.
 const VERSION: u32 = 1;
@@ -19,8 +20,22 @@ pub struct Ledger {
     pub boot: BootId,
     /// The newest question whose answer was folded in, by when it was sent.
     pub contact: Option<BootTime>,
+    /// The newest answer's clock, so that time stolen from this host is noticed over a restart of the guard too.
+    #[serde(default)]
+    pub authority_clock: Option<AuthorityClock>,
     /// What is known of each domain.
     pub domains: BTreeMap<DomainId, Entry>,
+}
+
+/// The authority's clock in an answer, and this node's when it asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuthorityClock {
+    /// Which process of the authority: another one's clock has another origin.
+    pub authority: Incarnation,
+    /// Its BOOTTIME, to the millisecond.
+    pub clock: Duration,
+    /// When the question was sent.
+    pub sent: BootTime,
 }
 
 /// What is known of one domain.
@@ -159,7 +174,7 @@ pub enum Recovered {
 impl Ledger {
     /// Nothing known.
     pub fn new(boot: BootId) -> Ledger {
-        Ledger { version: VERSION, boot, contact: None, domains: BTreeMap::new() }
+        Ledger { version: VERSION, boot, contact: None, authority_clock: None, domains: BTreeMap::new() }
     }
 
     /// Reads what [`Ledger::to_bytes`] wrote.

@@ -112,6 +112,16 @@ fn leases_held_across_stolen_time_end_at_the_first_answer_after_it() {
 }
 
 #[test]
+fn time_stolen_around_a_restart_of_the_guard_is_noticed_too() {
+    let mut node = Node::running(1010.0);
+    node.answer(&[allow(WEB, 1)]);
+    let Recovered::Restored(ledger) = Ledger::recover(&node.guard.ledger().to_bytes(), BOOT) else { panic!() };
+    (node.guard, node.question) = (Guard::new(policy(), ME, Memory::Restored(ledger)), None);
+    node.authority_clock += 40_000;
+    assert_eq!(killed(&node.answer(&[allow(WEB, 1)])), [41]);
+}
+
+#[test]
 fn an_authority_clock_within_the_allowed_drift_steals_nothing() {
     let mut node = Node::running(1010.0);
     for _ in 0..20 {

@@ -64,9 +64,8 @@ impl Host {
 
     /// The pid, out here, of the domain's QEMU on this host.
     pub fn qemu(&self, domain: &Domain) -> Option<i32> {
-        let space = |pid: i32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-        let mine = space(self.init());
-        qemus(&domain.uuid).into_iter().find(|pid| mine.is_some() && space(*pid) == mine)
+        let mine = inhabitants(self.init());
+        qemus(&domain.uuid).into_iter().find(|pid| mine.contains(pid))
     }
 
     /// Waits until no QEMU of the domain is left on this host.
@@ -157,6 +156,22 @@ impl Host {
         kill(self.libvirtd(), Signal::SIGCONT).expect("libvirtd runs");
     }
 
+    /// Stops every process of the host, as when its own hypervisor pauses it, until what is returned is dropped.
+    pub fn freeze(&self) -> Frozen {
+        let mut frozen = Frozen(Vec::new());
+        wait_until("the host stood still", Duration::from_secs(10), || {
+            // Again for what was born meanwhile.
+            let fresh: Vec<i32> = inhabitants(self.init()).into_iter().filter(|pid| !frozen.0.contains(pid)).collect();
+            for &pid in &fresh {
+                // It may have ended by itself.
+                let _ = kill(Pid::from_raw(pid), Signal::SIGSTOP);
+            }
+            frozen.0.extend(&fresh);
+            fresh.is_empty()
+        });
+        frozen
+    }
+
     /// Starts the guard of the binary under test with the host's /etc/leasehold/leasehold.toml, and waits for its
     /// socket.
     pub fn guard(&self) -> Process {
@@ -177,6 +192,17 @@ impl Host {
     }
 }
 
+/// The processes of a host that stands still.
+pub struct Frozen(Vec<i32>);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        for &pid in &self.0 {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
+        }
+    }
+}
+
 impl Drop for Host {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -191,18 +217,22 @@ impl Drop for Host {
     }
 }
 
+/// The pids out here of all processes in the pid namespace of `init`.
+fn inhabitants(init: i32) -> Vec<i32> {
+    let space = |pid: i32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let Some(wanted) = space(init) else { return Vec::new() };
+    let entries = std::fs::read_dir("/proc").expect("/proc is there").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| space(*pid).as_ref() == Some(&wanted)).collect()
+}
+
 /// The pid out here of the process that is `inside` in the pid namespace of `init`.
 fn outer(init: i32, inside: i32) -> Option<i32> {
-    let space = std::fs::read_link(format!("/proc/{init}/ns/pid")).ok()?;
-    std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
-        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-        if std::fs::read_link(entry.path().join("ns/pid")).ok()? != space {
-            return None;
-        }
+    inhabitants(init).into_iter().find(|pid| {
         // The last number is the pid in the innermost namespace (proc_pid_status(5)).
-        let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
-        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-        (numbers.split_whitespace().last()?.parse() == Ok(inside)).then_some(pid)
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        numbers.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok()) == Some(inside)
     })
 }
 

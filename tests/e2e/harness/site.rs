@@ -123,6 +123,19 @@ impl<'w> Site<'w> {
         node
     }
 
+    /// A second host with the id, the token and the state directory of a node, as a cloned image makes it; its guard
+    /// does not run yet. It is in the same boot, like every host of this machine, until [`Node::boot_anew`].
+    pub fn twin(&self, of: &Node, id: &str) -> Node {
+        let twin = self.node_without_guard("twin", "");
+        for (from, to) in [("leasehold/token", "leasehold/token"), ("state", "state")] {
+            let (from, to) = (of.host.home().join(from), twin.host.home().join(to));
+            let copied = std::process::Command::new("cp").args(["-aT"]).arg(from).arg(to).status();
+            assert!(copied.expect("cp can be run").success(), "the image is not cloned");
+        }
+        twin.configure(id, &twin.link.far.to_string(), 7470, "");
+        twin
+    }
+
     /// The authority's space.
     pub fn space(&self) -> &Space {
         &self.space
@@ -138,6 +151,14 @@ impl Node {
              token_file = \"/etc/leasehold/token\"\n"
         );
         self.host.write_config("leasehold.toml", &text);
+    }
+
+    /// Gives the host a boot id of its own, as if it had been booted by itself. Before its guard starts.
+    pub fn boot_anew(&self) {
+        let file = self.host.home().join("boot_id");
+        std::fs::copy("/proc/sys/kernel/random/uuid", &file).expect("Linux has random uuids");
+        let mount = ["--bind", &file.display().to_string(), "/proc/sys/kernel/random/boot_id"];
+        self.host.run("mount", &mount).expect_ok();
     }
 
     /// SIGKILL for the guard.
