@@ -55,7 +55,8 @@ pub fn run(mut guard: Guard, inputs: Receiver<Input>, hands: &Hands, timer: &Boo
             Input::Event(event) => carry_out(&mut guard, event, hands, timer, permit),
             Input::Status(reply) => {
                 let mut view = guard.view(clock::now());
-                view.faults = [hands.scanner.faults(), hands.faults.clone()].concat();
+                view.faults.extend(hands.scanner.faults());
+                view.faults.extend(hands.faults.iter().cloned());
                 // Whoever asked may have gone; the status is lost with it.
                 let _ = reply.try_send(view);
             }

@@ -39,12 +39,10 @@ impl Guard {
                 self.claimed(now, claim, answer, &asked, (ttl > Duration::ZERO).then_some(expires));
             }
         }
-        if let Some(conflict) = &answer.conflict {
+        self.hear_of_conflict(answer);
+        if answer.conflict.is_some() {
             // What a node in conflict says proves nothing there, so its receipts stay due.
-            return self.tell(
-                Severity::Error,
-                format!("the authority does not believe this is the one node {}: {conflict}", answer.node),
-            );
+            return;
         }
         for receipt in &asked.receipts {
             if let Some(seal) = self.ledger.domains.get_mut(&receipt.domain).and_then(|entry| entry.seal.as_mut())
@@ -55,6 +53,22 @@ impl Guard {
         }
         for &domain in answer.name_next.iter().take(MAX_DOMAINS).filter(|domain| !asked.named.contains(domain)) {
             self.name_soon(domain);
+        }
+    }
+
+    /// Told when it begins and when it is over, not at every answer; the status shows it meanwhile.
+    fn hear_of_conflict(&mut self, answer: &RenewAnswer) {
+        let node = &answer.node;
+        let doubt = answer
+            .conflict
+            .as_ref()
+            .map(|conflict| format!("the authority does not believe this is the one node {node}: {conflict}"));
+        match (std::mem::replace(&mut self.conflict, doubt.clone()), doubt) {
+            (None, Some(doubt)) => self.tell(Severity::Error, doubt),
+            (Some(_), None) => {
+                self.tell(Severity::Info, format!("the authority believes again that this is the one node {node}"));
+            }
+            _ => {}
         }
     }
 

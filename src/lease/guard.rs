@@ -37,6 +37,8 @@ pub struct Guard {
     pub(super) folded: QuestionNumber,
     /// The newest question that every endpoint failed to answer, and why.
     pub(super) failed: Option<(QuestionNumber, String)>,
+    /// Why the authority does not believe that this is the one node of its name, since the last answer.
+    pub(super) conflict: Option<String>,
     pub(super) hooks: Vec<WaitingHook>,
     next_question: QuestionNumber,
     last_asked: Option<BootTime>,
@@ -115,6 +117,7 @@ impl Guard {
             asked: BTreeMap::new(),
             folded: QuestionNumber(0),
             failed: None,
+            conflict: None,
             hooks: Vec::new(),
             next_question: QuestionNumber(1),
             last_asked: None,

@@ -92,7 +92,7 @@ impl Guard {
             permit_left_ms: millis(self.permit().left(now)),
             scan_age_ms: self.last_scan().map(|began| millis(now.since(began))),
             ledger_lost: self.amnesia.is_some(),
-            faults: Vec::new(),
+            faults: self.conflict.iter().cloned().collect(),
             domains: self.ledger.domains.iter().map(|(&id, entry)| self.domain_view(id, entry, now)).collect(),
         }
     }

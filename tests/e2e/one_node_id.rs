@@ -21,6 +21,8 @@ fn a_cloned_host_starts_nothing_proves_nothing_gone_and_kills_nothing_on_the_rea
             node.guard.as_ref().expect("it runs").log().contains("does not believe this is the one node n1")
         });
     }
+    let status = real.host.leasehold(&["status"]).expect_ok();
+    assert!(status.contains("does not believe this is the one node n1"), "{status}");
     let told = site.control(&["node", "show", "n1"]).expect_ok();
     assert!(told.contains("accept n1"), "the operator is told what to do: {told}");
 

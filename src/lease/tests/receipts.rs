@@ -53,3 +53,18 @@ fn a_node_in_conflict_keeps_its_receipts_and_renews_nothing() {
     node.step(Event::Answered(Box::new(answer)));
     assert_eq!(node.ask().receipts.len(), 1);
 }
+
+#[test]
+fn a_conflict_is_told_when_it_begins_and_ends_and_shown_meanwhile() {
+    let mut node = Node::leased(1010.0);
+    let mut told = Vec::new();
+    for conflict in [Some("two hosts"), Some("two hosts"), None, None] {
+        let question = node.ask();
+        let answer = node.answer_to(&question, &[allow(WEB, 1)]);
+        let answer = RenewAnswer { conflict: conflict.map(str::to_owned), ..answer };
+        let actions = node.step(Event::Answered(Box::new(answer)));
+        told.push(actions.iter().filter(|action| matches!(action, Action::Tell(_))).count());
+        assert_eq!(node.guard.view(node.now).faults.len(), usize::from(conflict.is_some()));
+    }
+    assert_eq!(told, [1, 0, 1, 0]);
+}
