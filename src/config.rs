@@ -8,11 +8,13 @@ mod endpoint;
 mod secret;
 mod section;
 pub mod span;
+mod watchdog;
 
 pub use diagnosis::ConfigError;
 pub use endpoint::Endpoint;
 pub use secret::read_token;
 pub use section::KEYS;
+pub use watchdog::Device;
 
 use crate::lease::id::{DomainId, NodeId};
 use crate::lease::policy::{Lapse, Policy, Rule};
@@ -46,8 +48,8 @@ pub struct Config {
     pub profile: Profile,
     /// The timeline, valid by [`Timing::validate`].
     pub timing: Timing,
-    /// The hardware watchdog asked for.
-    pub watchdog: Device,
+    /// `[watchdog]`.
+    pub watchdog: watchdog::Watchdog,
     /// Where leases come from.
     pub contact: Contact,
     /// What becomes of a domain whose lease ran out, unless a rule says otherwise.
@@ -62,17 +64,6 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Fence records and the machine's key.
     pub state_dir: PathBuf,
-}
-
-/// `[watchdog] device`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Device {
-    /// `"none"`: no bound, only receipts.
-    None,
-    /// `"auto"`: the best there is.
-    Auto,
-    /// A device file.
-    Path(PathBuf),
 }
 
 /// `[contact]`, kind `native`.
@@ -145,7 +136,7 @@ impl Config {
                 .map_or(Mode::Enforce, |placed| placed.value),
             profile,
             timing: timing(&root, profile)?,
-            watchdog: device(&root)?,
+            watchdog: watchdog::watchdog(&root)?,
             contact,
             lapse: root.table("lapse")?.choice("action", LAPSES)?.map_or(Lapse::Kill, |placed| placed.value),
             rules: root.tables("rule", MAX_RULES)?.iter().map(rule).collect::<Result<_, _>>()?,
@@ -160,7 +151,7 @@ impl Config {
         })
     }
 
-    /// The lease core's part of it. No watchdog is armed by this version, so no bound is promised.
+    /// The lease core's part of it. It promises a bound only once the watchdog is armed.
     pub fn policy(&self) -> Policy {
         Policy {
             node: self.node.clone(),
@@ -172,12 +163,21 @@ impl Config {
         }
     }
 
-    /// Whether a watchdog is asked for. This version arms none: see [`Timing::bound`] for what that means.
+    /// Whether a watchdog is asked for, and so a bound will be promised.
     pub fn watchdog_wanted(&self) -> Watchdog {
-        match self.watchdog {
+        match self.watchdog.device {
+            _ if self.mode == Mode::Observe => Watchdog::None,
             Device::None => Watchdog::None,
-            Device::Auto | Device::Path(_) => Watchdog::Armed,
+            Device::Auto | Device::Path(_) | Device::Identity(_) => Watchdog::Armed,
         }
+    }
+}
+
+impl Config {
+    /// The bound this node will promise with its watchdog armed and W as configured; `None`: receipts only.
+    pub fn bound(&self) -> Option<Duration> {
+        let assured = self.watchdog_wanted();
+        if self.watchdog.strict { self.timing.bound_if_feed_stops(assured) } else { self.timing.bound(assured) }
     }
 }
 
@@ -236,16 +236,6 @@ fn timing(root: &Section<'_>, profile: Profile) -> Result<Timing, ConfigError> {
         root.refuse(place.or(root.place("profile")).unwrap_or(0..0), fault)
     })?;
     Ok(timing)
-}
-
-fn device(root: &Section<'_>) -> Result<Device, ConfigError> {
-    let parse = |text: &str| match text {
-        "none" => Ok(Device::None),
-        "auto" => Ok(Device::Auto),
-        path if path.starts_with("/dev/") => Ok(Device::Path(path.into())),
-        other => Err(format!("'{}' is neither \"auto\", \"none\" nor a path under /dev", other.escape_debug())),
-    };
-    Ok(root.table("watchdog")?.parsed("device", parse)?.map_or(Device::None, |placed| placed.value))
 }
 
 fn native(section: &Section<'_>) -> Result<(), ConfigError> {

@@ -1,6 +1,6 @@
 //! `leasehold check-config`: whether a file would be accepted, what it means, and what is wise to know about it.
 
-use crate::config::{self, Config, Device, span};
+use crate::config::{self, Config, span};
 use crate::lease::policy::Lapse;
 use crate::lease::timing::{Profile, Watchdog};
 use crate::protocol::Mode;
@@ -95,14 +95,15 @@ fn warnings(config: &Config) -> Vec<String> {
              let a domain be started elsewhere",
         ),
         Watchdog::Armed => {
-            let device = match &config.watchdog {
-                Device::Path(path) => path.display().to_string(),
-                _ => "auto".to_owned(),
-            };
-            warn(&format!(
-                "the watchdog ({device}) is not armed: this version cannot, so the node states no bound and only its \
-                 receipts let a domain be started elsewhere"
-            ));
+            if config.watchdog.allow_softdog {
+                warn(
+                    "allow_softdog: softdog is a timer of this very kernel. Where the kernel hangs or panics with \
+                     panic=0 it never fires, and the bound does not hold",
+                );
+            }
+            if !config.watchdog.last_resort {
+                warn("last_resort = false: a watchdog that does not fire leaves the host running past its bound");
+            }
         }
     }
     if let [only] = &config.contact.endpoints[..] {
@@ -172,9 +173,10 @@ mod tests {
     }
 
     #[test]
-    fn a_watchdog_asked_for_is_said_not_to_be_armed() {
-        let (_, out, _) = check("node='n1'\n[watchdog]\ndevice='auto'\n[contact]\nendpoints=['https://10.0.0.1']\n");
-        assert!(out.contains("the watchdog (auto) is not armed: this version cannot"), "{out}");
+    fn a_watchdog_that_may_not_do_its_work_is_warned_of() {
+        let watchdog = "[watchdog]\ndevice='auto'\nallow_softdog=true\nlast_resort=false";
+        let (_, out, _) = check(&format!("node='n1'\n{watchdog}\n[contact]\nendpoints=['https://10.0.0.1']\n"));
+        assert!(out.contains("softdog is a timer of this very kernel") && out.contains("last_resort = false"), "{out}");
     }
 
     #[test]

@@ -61,14 +61,13 @@ struct Report {
     last_feed_at_ms: f64,
     expires_at_ms: f64,
     reset_at_ms: f64,
-    /// The bound this node states. Null: it states none, only receipts prove anything.
+    /// The bound this node states once its watchdog is armed. Null: it states none, only receipts prove anything.
     bound_ms: Option<f64>,
     /// The bound it would state with its watchdog armed: L + W + m.
     bound_with_watchdog_ms: f64,
     /// The same under a stopped feed thread: L + 2W + m.
     bound_feed_stopped_ms: f64,
     watchdog_configured: bool,
-    watchdog_armed: bool,
 }
 
 impl Report {
@@ -91,18 +90,12 @@ impl Report {
             last_feed_at_ms: at(timing.last_feed(expires)),
             expires_at_ms: at(expires),
             reset_at_ms: at(timing.reset_by(expires)),
-            bound_ms: timing.bound(armed_here()).map(millis),
+            bound_ms: config.bound().map(millis),
             bound_with_watchdog_ms: armed_bounds.0.map_or(0.0, millis),
             bound_feed_stopped_ms: armed_bounds.1.map_or(0.0, millis),
             watchdog_configured: config.watchdog_wanted() == Watchdog::Armed,
-            watchdog_armed: armed_here() == Watchdog::Armed,
         }
     }
-}
-
-/// Whether this version arms the watchdog that a configuration asks for: it does not, and so states no bound.
-const fn armed_here() -> Watchdog {
-    Watchdog::None
 }
 
 fn millis(span: Duration) -> f64 {
@@ -136,7 +129,7 @@ fn picture(config: &Config, report: &Report, out: &mut dyn Write) -> io::Result<
     }
     instants.sort_by(|a, b| a.0.total_cmp(&b.0));
     for (millis, name, what) in instants {
-        let here = !report.watchdog_armed && matches!(name, "E-P" | "E-P+W" | "bound");
+        let here = !report.watchdog_configured && matches!(name, "E-P" | "E-P+W" | "bound");
         let mark = if here { "  (only with an armed watchdog)" } else { "" };
         writeln!(out, "  {:>12}  {name:<6} {what}{mark}", t(millis))?;
     }
@@ -153,20 +146,19 @@ fn picture(config: &Config, report: &Report, out: &mut dyn Write) -> io::Result<
         shown(Duration::from_millis(report.margin_needed_ms.ceil() as u64))
     )?;
     let (bound, stopped) = (report.bound_with_watchdog_ms / 1000.0, report.bound_feed_stopped_ms / 1000.0);
-    let why = match (report.watchdog_configured, report.bound_ms) {
-        (_, Some(_)) => {
-            return writeln!(
-                out,
-                "bound: {bound} s = L + W + m after the last answer that could have renewed; {stopped} s = L + 2W + m \
-                 under a stopped feed thread."
-            );
-        }
-        (true, None) => "this version arms no watchdog, although the configuration asks for one",
-        (false, None) => "[watchdog] device is \"none\"",
-    };
+    if let Some(stated) = report.bound_ms {
+        let stated = stated / 1000.0;
+        return writeln!(
+            out,
+            "bound: {bound} s = L + W + m after the last answer that could have renewed; {stopped} s = L + 2W + m under a \
+             stopped feed thread.\n  \
+             The node states {stated} s from when its watchdog is armed. W counts as read back from the device, and as \
+             the device is known or was measured to need: `leasehold status` shows what is promised now."
+        );
+    }
     writeln!(
         out,
-        "bound: none, because {why}.\n  \
+        "bound: none, because no watchdog is configured.\n  \
          The guard kills by E, and nothing ends what cannot be killed: a hung guard, a process in state D.\n  \
          So time proves nothing about this node. Start its domains elsewhere on its receipts alone, or after the\n  \
          machine was switched off by other means; the node says so in every question.\n  \
@@ -196,14 +188,16 @@ mod tests {
         for instant in ["T+0s", "T+3s", "T+6s", "T+12.9925s", "T+13.9925s", "T+14.9925s", "T+23.9925s", "T+26s"] {
             rest = &rest[rest.find(instant).unwrap_or_else(|| panic!("{instant} is missing or late in:\n{out}"))..];
         }
-        assert!(out.contains("bound: none, because [watchdog] device is \"none\""), "{out}");
+        assert!(out.contains("bound: none, because no watchdog is configured"), "{out}");
         assert!(out.contains("would be 26 s (L + W + m), and 36 s (L + 2W + m)"), "{out}");
     }
 
     #[test]
-    fn a_watchdog_in_the_file_changes_no_promise_while_nothing_arms_it() {
+    fn with_a_watchdog_the_node_states_its_bound_or_the_strict_one() {
         let out = show("[watchdog]\ndevice = 'auto'", false);
-        assert!(out.contains("bound: none, because this version arms no watchdog"), "{out}");
+        assert!(out.contains("The node states 26 s from when its watchdog is armed"), "{out}");
+        let out = show("[watchdog]\ndevice = 'auto'\nbound = 'strict'", false);
+        assert!(out.contains("The node states 36 s"), "{out}");
     }
 
     #[test]

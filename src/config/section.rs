@@ -30,7 +30,7 @@ pub const KEYS: &[(&str, &[&str])] = &[
         ],
     ),
     ("lease", &["ttl", "renew", "polite", "drift_ppm", "margin"]),
-    ("watchdog", &["device", "timeout"]),
+    ("watchdog", &["device", "identity", "timeout", "allow_softdog", "last_resort", "bound"]),
     ("contact", &["kind", "endpoints", "allow_plain_http", "token_file", "ca_file"]),
     ("claims", &["kind"]),
     ("lapse", &["action"]),

@@ -20,7 +20,7 @@ fn the_smallest_file_names_an_endpoint_and_everything_else_has_a_default() {
     assert_eq!(config.node.as_str(), "n1.example.org", "the host's name");
     assert_eq!(config.mode, Mode::Enforce);
     assert_eq!(config.timing, Timing::profile(Profile::Default));
-    assert_eq!(config.watchdog, Device::None);
+    assert_eq!(config.watchdog.device, Device::None);
     assert_eq!(config.lapse, Lapse::Kill);
     assert_eq!(config.hook_deadline, Duration::from_secs(3));
     assert_eq!(config.libvirt.uri, "qemu:///system");
@@ -84,7 +84,7 @@ fn every_key_can_be_set() {
             margin: ms(2000)
         }
     );
-    assert_eq!(config.watchdog, Device::Path("/dev/watchdog1".into()));
+    assert_eq!(config.watchdog.device, Device::Path("/dev/watchdog1".into()));
     assert_eq!(config.contact.endpoints.len(), 2);
     assert_eq!(config.contact.token_file.as_deref(), Some(Path::new("/etc/leasehold/token")));
     assert_eq!(config.rules.len(), 2);

@@ -1,5 +1,6 @@
 //! The core thread: one channel in, the lease core decides, actions out. It blocks on nothing but its channel.
 
+use super::armament::Armament;
 use super::killer::Killer;
 use super::outbox::{Outbox, Outward};
 use super::polite::Polite;
@@ -7,6 +8,7 @@ use super::record::Record;
 use super::scan::Scanner;
 use crate::lease::event::{Action, Event, Severity};
 use crate::lease::guard::Guard;
+use crate::lease::time::BootTime;
 use crate::lease::view::StatusView;
 use crate::node::clock::{self, BootTimer};
 use std::sync::Arc;
@@ -26,7 +28,12 @@ pub enum Input {
 pub struct Permit(AtomicU64);
 
 impl Permit {
-    fn publish(&self, until: crate::lease::time::BootTime) {
+    /// The instant.
+    pub fn until(&self) -> BootTime {
+        BootTime::from_nanos(self.0.load(Ordering::Acquire))
+    }
+
+    pub(super) fn publish(&self, until: BootTime) {
         self.0.store(until.as_nanos(), Ordering::Release);
     }
 }
@@ -41,6 +48,8 @@ pub struct Hands {
     pub killer: Killer,
     /// libvirt's own destroy, and its word on starts in flight.
     pub polite: Polite,
+    /// The watchdog, where one is used.
+    pub watchdog: Option<Armament>,
     /// What was refused to this guard when it started, for the status.
     pub faults: Vec<String>,
     /// The operator.
@@ -57,6 +66,7 @@ pub fn run(mut guard: Guard, inputs: Receiver<Input>, hands: &Hands, timer: &Boo
                 let mut view = guard.view(clock::now());
                 view.faults.extend(hands.scanner.faults());
                 view.faults.extend(hands.faults.iter().cloned());
+                view.watchdog = hands.watchdog.as_ref().map(Armament::view);
                 // Whoever asked may have gone; the status is lost with it.
                 let _ = reply.try_send(view);
             }
@@ -64,9 +74,25 @@ pub fn run(mut guard: Guard, inputs: Receiver<Input>, hands: &Hands, timer: &Boo
     }
 }
 
+/// The feed thread learns what it may do: to feed until the permit, or to stop the watchdog.
+fn allow_feeding(guard: &Guard, hands: &Hands, permit: &Permit) {
+    match (guard.all_gone(), &hands.watchdog) {
+        (Some(proof), Some(watchdog)) => {
+            permit.publish(guard.permit());
+            watchdog.disarm.give(proof);
+        }
+        (None, Some(watchdog)) => {
+            // Before the permit: what was found running must not meet a watchdog that may still be stopped.
+            watchdog.disarm.take_back();
+            permit.publish(guard.permit());
+        }
+        (_, None) => permit.publish(guard.permit()),
+    }
+}
+
 fn carry_out(guard: &mut Guard, event: Event, hands: &Hands, timer: &BootTimer, permit: &Permit) {
     let turn = guard.step(clock::now(), event);
-    permit.publish(guard.permit());
+    allow_feeding(guard, hands, permit);
     // rule 6: what kills goes first and waits for nothing
     let mut outward = Vec::new();
     for action in turn.actions {

@@ -7,6 +7,8 @@
 //! | outbox | writes the ledger, then lets questions and verdicts go | tmpfs |
 //! | renew, watch | ask each endpoint, hold each endpoint's hint | the network |
 //! | scan | finds domains, holds pidfds | /proc |
+//! | feed | feeds the watchdog under the permit, or does not | nothing |
+//! | watchdog | tells the core and the operator what became of it | anything |
 //! | prove | proves one end | a flush |
 //! | kill | SIGKILL until gone | nothing |
 //! | polite | has libvirt destroy | libvirt, with a deadline |
@@ -15,8 +17,10 @@
 //!
 //! The guard is built to be killed at any instant: there is no shutdown, only the ledger.
 
+mod armament;
 mod copies;
 mod core;
+mod feed;
 mod killer;
 mod outbox;
 mod polite;
@@ -79,7 +83,9 @@ fn start(config: &Config) -> Result<Never, String> {
     let _only_one = OnlyOne::take(&run_dir.join("guard.lock")).map_err(|error| error.to_string())?;
     let boot = host::boot_id().map_err(|error| format!("cannot read this boot's id: {error}"))?;
     // Every thread started from here on inherits it.
-    let favoured = realtime::favour_this_thread();
+    let favoured = realtime::favour_this_thread().and_then(|()| realtime::stay_in_memory());
+    // Where it is refused an unprivileged guard goes on, as likely as anybody to be killed.
+    let _ = realtime::survive_lack_of_memory();
     let record = Record::start().map_err(cannot_start)?;
     let memory = recover(run_dir, boot, &record)?;
     let remembered = match &memory {
@@ -96,7 +102,6 @@ fn start(config: &Config) -> Result<Never, String> {
         incarnation: host::incarnation(),
         mode: config.mode,
         ttl: config.timing.ttl,
-        bound: config.policy().bound,
     };
     let incarnation = facts.incarnation;
     let sources = sources(config, &facts)?;
@@ -123,6 +128,7 @@ fn start(config: &Config) -> Result<Never, String> {
         polite: polite::Polite::start(libvirt, &config.libvirt.run_dir, &copies, &core, &record)
             .map_err(cannot_start)?,
         scanner: Scanner::start(places, remembered, &copies, &core, &record).map_err(cannot_start)?,
+        watchdog: None,
         faults: Vec::new(),
         record: record.clone(),
     };
@@ -130,6 +136,15 @@ fn start(config: &Config) -> Result<Never, String> {
     socket::start(&socket, &core, &waiting, &caller, &record)
         .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
     record.say(Severity::Info, started(config));
+    let permit = Arc::new(Permit::default());
+    match armament::Armament::start(config, &permit, &core, &record) {
+        Ok(watchdog) => hands.watchdog = watchdog,
+        Err(why) => {
+            let fault = format!("no watchdog is used: {why}. This node promises receipts and no bound");
+            record.say(Severity::Error, fault.clone());
+            hands.faults.push(fault);
+        }
+    }
     // The core is this thread, and it starts no other from here on: none would inherit what favours it.
     if let Err(error) = favoured.and_then(|()| realtime::run_this_thread_first()) {
         let fault = waits_its_turn(&error);
@@ -138,13 +153,13 @@ fn start(config: &Config) -> Result<Never, String> {
     }
 
     let guard = Guard::new(config.policy(), incarnation, memory);
-    self::core::run(guard, inputs, &hands, &timer, &Arc::new(Permit::default()));
+    self::core::run(guard, inputs, &hands, &timer, &permit);
     Err("the core thread ended".into())
 }
 
 fn started(config: &Config) -> String {
     let (node, mode) = (&config.node, if config.policy().observe { "observing" } else { "enforcing" });
-    format!("the guard of node {node} runs, {mode}; no watchdog is armed, so it promises receipts and no bound")
+    format!("the guard of node {node} runs, {mode}; until a watchdog is armed it promises receipts and no bound")
 }
 
 fn waits_its_turn(error: &io::Error) -> String {

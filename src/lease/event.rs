@@ -33,6 +33,13 @@ pub enum Event {
     },
     /// The watch says to ask now and to name these domains.
     Hinted(Vec<DomainId>),
+    /// What the watchdog is worth now: the bound that holds with it armed; `None`: it is not armed, or cannot be relied on.
+    Watchdog {
+        /// The bound to promise.
+        bound: Option<Duration>,
+    },
+    /// The operator wants this node empty: nothing starts any more (`true`), or starts are let through again.
+    Drain(bool),
     /// libvirt's own word on which starts it has in flight.
     StartsInFlight {
         /// When libvirt was asked.
@@ -205,6 +212,8 @@ pub struct Question {
     pub number: QuestionNumber,
     /// Leases renewed by its answer count from here (rule 1).
     pub sent: BootTime,
+    /// The bound this node promises from now on.
+    pub bound: Option<Duration>,
     /// No answer is of use after this long.
     pub timeout: Duration,
     /// The domains seen running or wanted before it was sent (rule 2).

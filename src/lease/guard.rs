@@ -149,6 +149,11 @@ impl Guard {
                 self.hinted.extend(domains.into_iter().take(MAX_DOMAINS));
                 self.ask_soon = true;
             }
+            Event::Watchdog { bound } => {
+                self.ask_soon |= self.policy.bound != bound;
+                self.policy.bound = bound;
+            }
+            Event::Drain(wanted) => self.drain(now, wanted),
             Event::StartsInFlight { asked, domains } => self.starts_in_flight(asked, &domains),
         }
         self.give_up_overdue_questions(now);
@@ -381,7 +386,8 @@ impl Guard {
         }
         self.last_asked = Some(now);
         self.ask_soon = false;
-        self.actions.push(Action::Ask(Question { number, sent: now, timeout, domains, receipts }));
+        let bound = self.policy.bound;
+        self.actions.push(Action::Ask(Question { number, sent: now, bound, timeout, domains, receipts }));
     }
 
     fn receipts_due(&self) -> Vec<Receipt> {

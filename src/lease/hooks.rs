@@ -60,6 +60,15 @@ impl Guard {
                 "domain {who} is not started: the guard lost its ledger and has not yet proven what runs here. Try again in a few seconds; see `leasehold status`"
             )));
         }
+        if self.ledger.drained.is_some()
+            && matches!(call.op, HookOp::Prepare | HookOp::Start | HookOp::Migrate | HookOp::Restore)
+        {
+            let who = label(&call.name, call.domain);
+            let node = &self.policy.node;
+            return Some(Verdict::Refuse(format!(
+                "domain {who} is not started: node {node} is drained for planned work. `leasehold undrain` on it ends that"
+            )));
+        }
         let decision = admission::decide(self.ledger.domains.get(&call.domain), call, now, &self.policy);
         match decision {
             Decision::Admit(admission) => {

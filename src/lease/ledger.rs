@@ -23,6 +23,9 @@ pub struct Ledger {
     /// The newest answer's clock, so that time stolen from this host is noticed over a restart of the guard too.
     #[serde(default)]
     pub authority_clock: Option<AuthorityClock>,
+    /// Since when nothing may start here, by the operator's wish.
+    #[serde(default)]
+    pub drained: Option<BootTime>,
     /// What is known of each domain.
     pub domains: BTreeMap<DomainId, Entry>,
 }
@@ -174,7 +177,7 @@ pub enum Recovered {
 impl Ledger {
     /// Nothing known.
     pub fn new(boot: BootId) -> Ledger {
-        Ledger { version: VERSION, boot, contact: None, authority_clock: None, domains: BTreeMap::new() }
+        Ledger { version: VERSION, boot, contact: None, authority_clock: None, drained: None, domains: BTreeMap::new() }
     }
 
     /// Reads what [`Ledger::to_bytes`] wrote.

@@ -4,6 +4,7 @@
 pub mod admission;
 mod answer;
 pub mod event;
+pub mod gone;
 pub mod guard;
 mod hooks;
 pub mod id;

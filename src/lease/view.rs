@@ -33,8 +33,35 @@ pub struct StatusView {
     /// Faults of the installation the guard noticed, each with its remedy.
     #[serde(default)]
     pub faults: Vec<String>,
+    /// True: drained for planned work; nothing starts here.
+    #[serde(default)]
+    pub drained: bool,
+    /// The watchdog, where one is configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watchdog: Option<WatchdogView>,
     /// Every domain known here.
     pub domains: Vec<DomainView>,
+}
+
+/// The watchdog as the feed thread last left it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WatchdogView {
+    /// Its device file and identity.
+    pub device: String,
+    /// `waiting`, `armed`, `starving`, `abandoned`, `disarmed`, `refused` or `failing`.
+    pub state: String,
+    /// Its timeout as read back, in seconds; zero before it was armed.
+    pub timeout_s: u32,
+    /// Who keeps it open when the guard dies: `fd store` or `nobody`.
+    pub keeper: String,
+    /// Since the last feed; null: none yet.
+    pub fed_ms_ago: Option<u64>,
+    /// The longest time between two feeds under one permit.
+    pub longest_gap_ms: u64,
+    /// Beats that came late.
+    pub missed_beats: u64,
+    /// What failed last.
+    pub error: Option<String>,
 }
 
 /// One domain.
@@ -93,6 +120,8 @@ impl Guard {
             scan_age_ms: self.last_scan().map(|began| millis(now.since(began))),
             ledger_lost: self.amnesia.is_some(),
             faults: self.conflict.iter().cloned().collect(),
+            drained: self.ledger.drained.is_some(),
+            watchdog: None,
             domains: self.ledger.domains.iter().map(|(&id, entry)| self.domain_view(id, entry, now)).collect(),
         }
     }

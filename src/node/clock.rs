@@ -3,7 +3,7 @@
 use crate::lease::time::BootTime;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId as TimerClock, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use nix::time::{ClockId, clock_gettime};
+use nix::time::{ClockId, ClockNanosleepFlags, clock_gettime, clock_nanosleep};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -15,6 +15,14 @@ use std::time::Duration;
 pub fn now() -> BootTime {
     let time = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("the kernel has CLOCK_BOOTTIME");
     BootTime::ZERO + Duration::new(time.tv_sec().unsigned_abs(), time.tv_nsec().unsigned_abs() as u32)
+}
+
+/// Sleeps until an instant, also across suspend: one system call, no allocation. An instant that has passed is over at
+/// once; a signal may end it early.
+pub fn sleep_until(when: BootTime) {
+    let at = TimeSpec::from_duration(Duration::from_nanos(when.as_nanos()));
+    // Ended early is woken early: the caller looks at the clock in any case.
+    let _ = clock_nanosleep(ClockId::CLOCK_BOOTTIME, ClockNanosleepFlags::TIMER_ABSTIME, &at);
 }
 
 /// A timer that `poll` can wait for: its descriptor becomes readable at an instant of CLOCK_BOOTTIME, also if the host

@@ -13,6 +13,8 @@
 //! | [`gone`] | the proof that a process is gone and silent (rule 7) |
 //! | [`libvirt`] | the polite way, through a `virsh` child with a deadline |
 //! | [`realtime`] | running when every processor is busy |
+//! | [`watchdog`], [`watchdog_list`] | the hardware's own reset, fed only under a permit (rules 4 and 5) |
+//! | [`last_resort`] | the kernel's own reset, where the watchdog's did not come |
 //! | [`hook_audit`] | is libvirt's hook ours and in force (rule 10) |
 //! | [`watch`], [`lock`], [`files`] | inotify, one guard per node, whole files or none |
 
@@ -27,6 +29,7 @@ pub mod gone;
 pub mod hook_audit;
 pub mod host;
 pub mod kill;
+pub mod last_resort;
 pub mod libvirt;
 pub mod lock;
 pub mod process;
@@ -36,6 +39,8 @@ mod sys;
 mod tcp_table;
 pub mod traces;
 pub mod watch;
+pub mod watchdog;
+pub mod watchdog_list;
 
 #[cfg(test)]
 mod testing;

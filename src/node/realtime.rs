@@ -1,7 +1,8 @@
-//! Getting the processor when everything else on the host wants it too: a guard that waits its turn behind two hundred
-//! busy guests renews late and kills late.
+//! Getting the processor and the memory when everything else on the host wants them too: a guard that waits its turn
+//! behind two hundred busy guests renews late and kills late.
 
 use super::sys;
+use nix::sys::mman::{MlockAllFlags, mlockall};
 use std::io;
 
 /// The lowest of the real-time priorities: ahead of every ordinary thread, behind the kernel's own (sched(7)).
@@ -25,6 +26,24 @@ pub fn favour_this_thread() -> io::Result<()> {
 /// `EPERM` without CAP_SYS_NICE, and in a cgroup without real-time runtime (CONFIG_RT_GROUP_SCHED).
 pub fn run_this_thread_first() -> io::Result<()> {
     sys::set_scheduling(libc::SCHED_RR, 0, LOWEST_REAL_TIME, libc::SCHED_FLAG_RESET_ON_FORK as u64)
+}
+
+/// Keeps everything this process has and will have in memory: a thread that waits for a page to be read from a disk that
+/// hangs feeds no watchdog (mlockall(2), MCL_CURRENT and MCL_FUTURE).
+///
+/// # Errors
+/// `EPERM` or `ENOMEM` without CAP_IPC_LOCK and with an RLIMIT_MEMLOCK that is too small.
+pub fn stay_in_memory() -> io::Result<()> {
+    Ok(mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE)?)
+}
+
+/// Keeps the kernel from killing this process for memory: a guest that eats it all must not take the guard along
+/// (proc_pid_oom_score_adj(5)). Children inherit it.
+///
+/// # Errors
+/// `EACCES` without CAP_SYS_RESOURCE.
+pub fn survive_lack_of_memory() -> io::Result<()> {
+    std::fs::write("/proc/self/oom_score_adj", "-1000")
 }
 
 #[cfg(test)]

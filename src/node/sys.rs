@@ -54,6 +54,65 @@ pub(super) fn set_scheduling(policy: i32, nice: i32, priority: u32, flags: u64) 
     cerr(result).map(drop)
 }
 
+/// reboot(2), RB_AUTOBOOT: resets the machine without a sync. Needs CAP_SYS_BOOT; in a pid namespace of its own it ends
+/// that namespace instead.
+pub(super) fn reboot() -> io::Result<()> {
+    // SAFETY: the argument is a plain number.
+    cerr(unsafe { libc::reboot(libc::RB_AUTOBOOT) }.into()).map(drop)
+}
+
+/// `struct watchdog_info` (include/uapi/linux/watchdog.h).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WatchdogInfo {
+    /// WDIOF_* flags.
+    pub options: u32,
+    /// The driver's or the firmware's version.
+    pub firmware_version: u32,
+    /// The driver's name for the device, ended by a zero byte.
+    pub identity: [u8; 32],
+}
+
+/// WDIOC_* (include/uapi/linux/watchdog.h), base 'W'.
+mod watchdog_ioctl {
+    nix::ioctl_read!(get_support, b'W', 0, super::WatchdogInfo);
+    nix::ioctl_read!(keepalive, b'W', 5, libc::c_int);
+    nix::ioctl_readwrite!(set_timeout, b'W', 6, libc::c_int);
+    nix::ioctl_read!(get_timeout, b'W', 7, libc::c_int);
+}
+
+/// WDIOC_GETSUPPORT: what the device is and can. Feeds nothing.
+pub(super) fn watchdog_support(device: BorrowedFd<'_>) -> io::Result<WatchdogInfo> {
+    let mut info = WatchdogInfo { options: 0, firmware_version: 0, identity: [0; 32] };
+    // SAFETY: the kernel writes one `watchdog_info`, which this structure is, field by field.
+    unsafe { watchdog_ioctl::get_support(device.as_raw_fd(), &raw mut info) }?;
+    Ok(info)
+}
+
+/// WDIOC_GETTIMEOUT in seconds. Feeds nothing.
+pub(super) fn watchdog_timeout(device: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut seconds = 0;
+    // SAFETY: the kernel writes one int.
+    unsafe { watchdog_ioctl::get_timeout(device.as_raw_fd(), &raw mut seconds) }?;
+    Ok(seconds.cast_unsigned())
+}
+
+/// WDIOC_SETTIMEOUT in seconds, which also feeds; the kernel answers with what it has set.
+pub(super) fn set_watchdog_timeout(device: BorrowedFd<'_>, seconds: u32) -> io::Result<u32> {
+    let mut seconds = seconds.cast_signed();
+    // SAFETY: the kernel reads one int and writes it again.
+    unsafe { watchdog_ioctl::set_timeout(device.as_raw_fd(), &raw mut seconds) }?;
+    Ok(seconds.cast_unsigned())
+}
+
+/// WDIOC_KEEPALIVE.
+pub(super) fn feed_watchdog(device: BorrowedFd<'_>) -> io::Result<()> {
+    let mut unused = 0;
+    // SAFETY: the kernel may write one int; it uses none (watchdog_ioctl, drivers/watchdog/watchdog_dev.c).
+    unsafe { watchdog_ioctl::keepalive(device.as_raw_fd(), &raw mut unused) }?;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -30,8 +30,6 @@ pub struct NodeFacts {
     pub mode: Mode,
     /// The ttl it wants.
     pub ttl: Duration,
-    /// The bound it promises.
-    pub bound: Option<Duration>,
 }
 
 /// One endpoint of an authority.
@@ -58,7 +56,7 @@ impl Native {
             machine: self.facts.machine.clone(),
             uptime_ms: question.sent.as_nanos() / 1_000_000,
             ttl_ms: millis(self.facts.ttl),
-            bound_ms: self.facts.bound.map(millis),
+            bound_ms: question.bound.map(millis),
             mode: self.facts.mode,
             list,
             receipts: question.receipts.clone(),

@@ -1,0 +1,201 @@
+//! The watchdog of this guard: chosen, fed by its thread, and watched by another that may block, which tells the core
+//! what it is worth and the operator what became of it.
+
+use super::core::{Input, Permit};
+use super::feed::{FeedReport, FeedState, Feeder, Keeper, Orders};
+use super::record::Record;
+use crate::config::{Config, Device};
+use crate::lease::event::{Event, Severity};
+use crate::lease::gone::DisarmOrder;
+use crate::lease::timing::{Timing, Watchdog as Assured};
+use crate::lease::view::WatchdogView;
+use crate::node::last_resort::LastResort;
+use crate::node::watchdog::{LinuxWatchdog, time_to_reset};
+use crate::node::watchdog_list::{self, Found, Wanted};
+use crate::node::{clock, realtime};
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+/// Between two looks at what the feed thread reports.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// A watchdog in use.
+pub struct Armament {
+    /// Where the proof goes that it may be stopped.
+    pub disarm: Arc<DisarmOrder>,
+    report: Arc<FeedReport>,
+    device: Found,
+    keeper: Keeper,
+}
+
+impl Armament {
+    /// Chooses the device that the configuration asks for and starts its threads; opens nothing before the first permit.
+    /// `None`: none is asked for.
+    ///
+    /// # Errors
+    /// None can be used, with what to do; the guard then promises no bound.
+    pub fn start(
+        config: &Config,
+        permit: &Arc<Permit>,
+        core: &Sender<Input>,
+        record: &Record,
+    ) -> Result<Option<Armament>, String> {
+        let wanted = match &config.watchdog.device {
+            _ if config.policy().observe => return Ok(None),
+            Device::None => return Ok(None),
+            Device::Auto => Wanted::Auto,
+            Device::Path(path) => Wanted::Path(path.clone()),
+            Device::Identity(identity) => Wanted::Identity(identity.clone()),
+        };
+        let found = watchdog_list::list().map_err(|error| format!("the watchdogs cannot be listed: {error}"))?;
+        let device = watchdog_list::choose(&found, &wanted, config.watchdog.allow_softdog)?;
+        let armament = Armament {
+            disarm: Arc::default(),
+            report: Arc::default(),
+            device,
+            // Nothing keeps it open over this guard's death.
+            keeper: Keeper::Nobody,
+        };
+        armament.feed(config, permit).map_err(cannot_start)?;
+        armament.watch(config.timing, config.watchdog.strict, core.clone(), record.clone()).map_err(cannot_start)?;
+        Ok(Some(armament))
+    }
+
+    /// For the status.
+    pub fn view(&self) -> WatchdogView {
+        let report = &self.report;
+        let fed = report.last_feed();
+        WatchdogView {
+            device: self.device.title(),
+            state: report.state().as_str().to_owned(),
+            timeout_s: report.timeout(),
+            keeper: match self.keeper {
+                Keeper::FdStore => "fd store".to_owned(),
+                Keeper::Nobody => "nobody".to_owned(),
+            },
+            fed_ms_ago: (fed.as_nanos() > 0).then(|| clock::now().since(fed).as_millis() as u64),
+            longest_gap_ms: report.longest_gap().as_millis() as u64,
+            missed_beats: report.missed(),
+            error: error(report),
+        }
+    }
+
+    fn identity(&self) -> &str {
+        self.device.identity.as_deref().unwrap_or("IB700 WDT")
+    }
+
+    fn feed(&self, config: &Config, permit: &Arc<Permit>) -> io::Result<()> {
+        let timing = config.timing;
+        let timeout = u32::try_from(timing.watchdog.as_secs()).unwrap_or(u32::MAX);
+        let orders = Orders {
+            keeper: self.keeper,
+            timeout,
+            period: timing.feed(),
+            last_resort: config
+                .watchdog
+                .last_resort
+                .then(|| time_to_reset(self.identity(), timeout, None) + timing.margin),
+        };
+        let device = LinuxWatchdog::new(&self.device.path, self.device.nowayout);
+        let (permit, disarm, report) = (permit.clone(), self.disarm.clone(), self.report.clone());
+        let mut resort = LastResort::new();
+        let run = move || {
+            // Refused for this thread as for the core, which says so.
+            let _ = realtime::run_this_thread_first();
+            // An error leaves nothing to do that would not be tried at the next beat.
+            let mut feeder = Feeder::new(device, orders, clock::now, move || drop(resort.reset()));
+            loop {
+                clock::sleep_until(feeder.beat(&permit, &disarm, &report));
+            }
+        };
+        std::thread::Builder::new().name("feed".into()).stack_size(128 << 10).spawn(run).map(drop)
+    }
+
+    fn watch(&self, timing: Timing, strict: bool, core: Sender<Input>, record: Record) -> io::Result<()> {
+        let (report, title, identity) = (self.report.clone(), self.device.title(), self.identity().to_owned());
+        let run = move || {
+            let mut told = (FeedState::Waiting, None);
+            loop {
+                let now = (report.state(), error(&report));
+                if now != told {
+                    let bound = bound(now.0, &timing, &identity, report.timeout(), strict);
+                    core.send(Input::Event(Event::Watchdog { bound })).expect("the core lives as long as the process");
+                    let (severity, text) = tale(&now, &title, report.timeout(), bound);
+                    record.say(severity, text);
+                    told = now;
+                }
+                std::thread::sleep(LOOK);
+            }
+        };
+        std::thread::Builder::new().name("watchdog".into()).stack_size(128 << 10).spawn(run).map(drop)
+    }
+}
+
+/// The bound that a device in this state is good for: W as read back, or as the device is known to need.
+fn bound(state: FeedState, timing: &Timing, identity: &str, timeout: u32, strict: bool) -> Option<Duration> {
+    let armed = matches!(state, FeedState::Armed | FeedState::Starving | FeedState::Abandoned);
+    let timing = Timing { watchdog: time_to_reset(identity, timeout, None), ..*timing };
+    let assured = if armed { Assured::Armed } else { Assured::None };
+    if strict { timing.bound_if_feed_stops(assured) } else { timing.bound(assured) }
+}
+
+fn tale(
+    (state, error): &(FeedState, Option<String>),
+    title: &str,
+    timeout: u32,
+    bound: Option<Duration>,
+) -> (Severity, String) {
+    let error = error.as_deref().unwrap_or("no reason is known");
+    match state {
+        FeedState::Waiting => (
+            Severity::Error,
+            format!(
+                "the watchdog {title} cannot be armed: {error}. It is tried again; until then this node promises receipts and no bound"
+            ),
+        ),
+        FeedState::Armed => {
+            let bound = bound.unwrap_or_default().as_secs_f64();
+            (
+                Severity::Info,
+                format!(
+                    "the watchdog {title} is armed with {timeout} s and fed under the permit alone; this node promises a bound of {bound} s"
+                ),
+            )
+        }
+        FeedState::Starving | FeedState::Abandoned => (
+            Severity::Error,
+            format!(
+                "the watchdog {title} is fed no more: a domain that must not run is not proven gone, or the guard's own scan or core hangs. It resets this host {timeout} s after its last feed unless that ends before; see `leasehold status`"
+            ),
+        ),
+        FeedState::Disarmed => (
+            Severity::Info,
+            format!("the watchdog {title} is stopped: this node is drained and everything enforced is proven gone"),
+        ),
+        FeedState::Refused => (
+            Severity::Error,
+            format!("the watchdog {title} is not used: {error}. This node promises receipts and no bound"),
+        ),
+        FeedState::Failing => (
+            Severity::Error,
+            format!(
+                "the watchdog {title} does not take what it is fed: {error}. It may reset this host, or never; this node promises receipts and no bound"
+            ),
+        ),
+    }
+}
+
+fn error(report: &FeedReport) -> Option<String> {
+    (report.errno() != 0).then(|| match report.errno() {
+        libc::EBUSY => "another process holds it (`leasehold watchdog query` says which)".to_owned(),
+        libc::EPERM => "its driver stops it at any close, so the guard's death would disarm it".to_owned(),
+        libc::ENOTTY => "it is no watchdog device".to_owned(),
+        errno => io::Error::from_raw_os_error(errno).to_string(),
+    })
+}
+
+fn cannot_start(error: io::Error) -> String {
+    format!("its threads cannot be started: {error}")
+}

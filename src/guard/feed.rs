@@ -1,0 +1,242 @@
+//! The feed thread: it reads the permit and the clock, and feeds the watchdog or does not (rules 4 and 5). Nothing else
+//! is decided here, and nothing that runs here allocates, locks or logs.
+
+use super::core::Permit;
+use crate::lease::gone::DisarmOrder;
+use crate::lease::time::BootTime;
+use crate::node::watchdog::{ArmError, Watchdog};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Who keeps the device open when the guard dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keeper {
+    /// The service manager's fd store: no death of the guard closes it, so it is never closed on purpose either.
+    FdStore,
+    /// Nobody. The guard's death is a close, and a close feeds: so it is closed when the permit passes, before E.
+    Nobody,
+}
+
+/// What has become of the device, for whoever may block to tell of it.
+#[derive(Debug, Default)]
+pub struct FeedReport {
+    state: AtomicU8,
+    timeout: AtomicU32,
+    last_feed: AtomicU64,
+    longest_gap: AtomicU64,
+    missed: AtomicU64,
+    errno: AtomicU32,
+}
+
+/// Where the device stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FeedState {
+    /// Not opened: there was no permit yet.
+    Waiting = 0,
+    /// Armed and fed.
+    Armed = 1,
+    /// The permit has passed: open and not fed.
+    Starving = 2,
+    /// The permit has passed: closed without a goodbye, and running out.
+    Abandoned = 3,
+    /// Stopped, with the proof that nothing is left to protect.
+    Disarmed = 4,
+    /// It cannot be armed.
+    Refused = 5,
+    /// It was armed and its driver fails.
+    Failing = 6,
+}
+
+impl FeedState {
+    /// As the status says it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FeedState::Waiting => "waiting",
+            FeedState::Armed => "armed",
+            FeedState::Starving => "starving",
+            FeedState::Abandoned => "abandoned",
+            FeedState::Disarmed => "disarmed",
+            FeedState::Refused => "refused",
+            FeedState::Failing => "failing",
+        }
+    }
+}
+
+impl FeedReport {
+    /// Where the device stands.
+    pub fn state(&self) -> FeedState {
+        match self.state.load(Ordering::Acquire) {
+            1 => FeedState::Armed,
+            2 => FeedState::Starving,
+            3 => FeedState::Abandoned,
+            4 => FeedState::Disarmed,
+            5 => FeedState::Refused,
+            6 => FeedState::Failing,
+            _ => FeedState::Waiting,
+        }
+    }
+
+    /// The timeout read back, in seconds; zero before it was ever armed.
+    pub fn timeout(&self) -> u32 {
+        self.timeout.load(Ordering::Acquire)
+    }
+
+    /// The last feed, on purpose or by a close; zero: none.
+    pub fn last_feed(&self) -> BootTime {
+        BootTime::from_nanos(self.last_feed.load(Ordering::Acquire))
+    }
+
+    /// The longest time between two feeds under one permit since the guard started.
+    pub fn longest_gap(&self) -> Duration {
+        Duration::from_nanos(self.longest_gap.load(Ordering::Acquire))
+    }
+
+    /// Beats that came later than half a period.
+    pub fn missed(&self) -> u64 {
+        self.missed.load(Ordering::Acquire)
+    }
+
+    /// The error number of what failed last; zero: nothing.
+    pub fn errno(&self) -> i32 {
+        self.errno.load(Ordering::Acquire).cast_signed()
+    }
+}
+
+/// What a feeder is told once.
+#[derive(Debug, Clone, Copy)]
+pub struct Orders {
+    /// Who keeps the device open.
+    pub keeper: Keeper,
+    /// W as asked for, in seconds.
+    pub timeout: u32,
+    /// P.
+    pub period: Duration,
+    /// After the last feed, this long: the device should have fired, and the second way down is taken. `None`: never.
+    pub last_resort: Option<Duration>,
+}
+
+/// The thread's state. `now` is CLOCK_BOOTTIME, or a test's; `reset` is the second way down, or a test's.
+pub struct Feeder<W, N, R> {
+    device: W,
+    orders: Orders,
+    state: FeedState,
+    due: BootTime,
+    now: N,
+    reset: R,
+}
+
+impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
+    /// A feeder of a device that is closed.
+    pub fn new(device: W, orders: Orders, now: N, reset: R) -> Feeder<W, N, R> {
+        Feeder { device, orders, state: FeedState::Waiting, due: BootTime::ZERO, now, reset }
+    }
+
+    /// A feeder of a device that the service manager kept open over an earlier guard's death: nobody knows when it was
+    /// fed last, and nothing but a permit feeds it again.
+    pub fn adopting(device: W, orders: Orders, now: N, reset: R) -> Feeder<W, N, R> {
+        Feeder { state: FeedState::Starving, ..Feeder::new(device, orders, now, reset) }
+    }
+
+    /// One turn. The next is due at the instant returned.
+    pub fn beat(&mut self, permit: &Permit, disarm: &DisarmOrder, report: &FeedReport) -> BootTime {
+        let now = (self.now)();
+        if self.due > BootTime::ZERO && now.since(self.due) > self.orders.period / 2 && self.state == FeedState::Armed {
+            report.missed.fetch_add(1, Ordering::AcqRel);
+        }
+        if let Some(proof) = disarm.proof() {
+            if matches!(self.state, FeedState::Armed | FeedState::Starving | FeedState::Failing) {
+                match self.device.disarm(proof) {
+                    Ok(()) => self.state = FeedState::Disarmed,
+                    Err(error) => self.failed(&error, report),
+                }
+            }
+        } else if now < permit.until() {
+            self.protect(permit, report);
+        } else {
+            self.let_go(now, permit.until(), report);
+        }
+        report.state.store(self.state as u8, Ordering::Release);
+        let until = permit.until();
+        self.due = now + self.orders.period;
+        if self.state == FeedState::Armed && until > now { self.due.min(until) } else { self.due }
+    }
+
+    fn protect(&mut self, permit: &Permit, report: &FeedReport) {
+        let fed = match self.state {
+            FeedState::Armed | FeedState::Starving | FeedState::Failing => self.device.feed(),
+            FeedState::Refused => return,
+            FeedState::Waiting | FeedState::Abandoned | FeedState::Disarmed => {
+                match self.device.arm(self.orders.timeout) {
+                    Ok(seconds) => {
+                        report.timeout.store(seconds, Ordering::Release);
+                        // A device that took less than it was asked for wants to be fed more often.
+                        self.orders.period = self.orders.period.min(Duration::from_secs(seconds.into()) / 4);
+                        Ok(())
+                    }
+                    Err(why) => return self.refused(&why, report),
+                }
+            }
+        };
+        let after = (self.now)();
+        match fed {
+            Ok(()) => {
+                let last = report.last_feed();
+                if self.state == FeedState::Armed {
+                    report.longest_gap.fetch_max(after.since(last).as_nanos() as u64, Ordering::AcqRel);
+                }
+                report.last_feed.store(after.as_nanos(), Ordering::Release);
+                report.errno.store(0, Ordering::Release);
+                self.state = FeedState::Armed;
+            }
+            Err(error) => self.failed(&error, report),
+        }
+        // rule 5: stopped between reading the permit and feeding, this thread has fed too late
+        if after >= permit.until() {
+            let _ = self.device.shorten();
+            report.last_feed.store((self.now)().as_nanos(), Ordering::Release);
+        }
+    }
+
+    /// The permit has passed, so something may live that must not.
+    fn let_go(&mut self, now: BootTime, permit: BootTime, report: &FeedReport) {
+        if self.state != FeedState::Armed {
+            let fed = report.last_feed();
+            let overdue = |after| fed > BootTime::ZERO && now >= fed + after;
+            if matches!(self.state, FeedState::Starving | FeedState::Abandoned)
+                && self.orders.last_resort.is_some_and(overdue)
+            {
+                (self.reset)();
+            }
+            return;
+        }
+        // rule 5: a close is a feed. P after the permit is E: a thread that comes later than that leaves it open.
+        if self.orders.keeper == Keeper::Nobody && now.since(permit) < self.orders.period {
+            self.device.abandon();
+            report.last_feed.store((self.now)().as_nanos(), Ordering::Release);
+            self.state = FeedState::Abandoned;
+        } else {
+            self.state = FeedState::Starving;
+        }
+    }
+
+    fn refused(&mut self, why: &ArmError, report: &FeedReport) {
+        let errno = match why {
+            ArmError::Open(error) | ArmError::Timeout(error) => error.raw_os_error().unwrap_or(libc::EIO),
+            ArmError::NoWatchdog => libc::ENOTTY,
+            ArmError::StoppedByAnyClose => libc::EPERM,
+        };
+        report.errno.store(errno.cast_unsigned(), Ordering::Release);
+        if !why.may_pass() {
+            self.state = FeedState::Refused;
+        }
+    }
+
+    fn failed(&mut self, error: &std::io::Error, report: &FeedReport) {
+        report.errno.store(error.raw_os_error().unwrap_or(libc::EIO).cast_unsigned(), Ordering::Release);
+        self.state = FeedState::Failing;
+    }
+}
+
+#[cfg(test)]
+mod tests;

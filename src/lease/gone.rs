@@ -1,0 +1,56 @@
+//! The proof that nothing enforced is left on this node, without which no watchdog is stopped.
+
+use super::guard::Guard;
+use super::time::BootTime;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Every process of every enforced domain is proven gone and no start is admitted or will be: only
+/// [`Guard::all_gone`] makes one.
+#[derive(Debug)]
+pub struct AllGone(());
+
+#[cfg(test)]
+impl AllGone {
+    /// For tests of who needs one.
+    pub fn for_tests() -> AllGone {
+        AllGone(())
+    }
+}
+
+/// Where the proof waits for the thread that holds the watchdog: one flag, so that neither side ever waits.
+#[derive(Debug, Default)]
+pub struct DisarmOrder(AtomicBool);
+
+impl DisarmOrder {
+    /// From now on the watchdog may be stopped.
+    pub fn give(&self, _proof: AllGone) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// From now on it may not. To be called before anything may start again.
+    pub fn take_back(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+
+    /// The proof, as long as it was not taken back.
+    pub fn proof(&self) -> Option<AllGone> {
+        self.0.load(Ordering::Acquire).then_some(AllGone(()))
+    }
+}
+
+impl Guard {
+    pub(super) fn drain(&mut self, now: BootTime, wanted: bool) {
+        self.ledger.drained = wanted.then(|| self.ledger.drained.unwrap_or(now));
+        self.scan_soon();
+    }
+
+    /// The proof, once this node is drained: a whole scan begun after the drain found nothing enforced.
+    pub fn all_gone(&self) -> Option<AllGone> {
+        let drained = self.ledger.drained?;
+        let enforced = self.ledger.domains.values().filter(|entry| !entry.held_on_lapse);
+        let empty = enforced.into_iter().all(|entry| entry.copies.is_empty() && entry.admission.is_none());
+        let seen = self.last_scan().is_some_and(|began| began > drained);
+        // safety: starts are refused since the drain, and what was started before it is proven gone (rule 7).
+        (self.amnesia.is_none() && seen && empty).then_some(AllGone(()))
+    }
+}
