@@ -10,13 +10,18 @@ use crate::lease::gone::DisarmOrder;
 use crate::lease::timing::{Timing, Watchdog as Assured};
 use crate::lease::view::WatchdogView;
 use crate::node::last_resort::LastResort;
+use crate::node::systemd::Manager;
 use crate::node::watchdog::{LinuxWatchdog, time_to_reset};
 use crate::node::watchdog_list::{self, Found, Wanted};
 use crate::node::{clock, realtime};
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender, sync_channel};
 use std::time::Duration;
+
+/// The name under which the service manager keeps the device.
+pub const STORED: &str = "watchdog";
 
 /// Between two looks at what the feed thread reports.
 const LOOK: Duration = Duration::from_millis(250);
@@ -32,12 +37,13 @@ pub struct Armament {
 
 impl Armament {
     /// Chooses the device that the configuration asks for and starts its threads; opens nothing before the first permit.
-    /// `None`: none is asked for.
+    /// `None`: none is asked for. `kept` is what the service manager kept open over an earlier guard's death.
     ///
     /// # Errors
     /// None can be used, with what to do; the guard then promises no bound.
     pub fn start(
         config: &Config,
+        (manager, kept): (Option<Manager>, Option<OwnedFd>),
         permit: &Arc<Permit>,
         core: &Sender<Input>,
         record: &Record,
@@ -55,11 +61,21 @@ impl Armament {
             disarm: Arc::default(),
             report: Arc::default(),
             device,
-            // Nothing keeps it open over this guard's death.
-            keeper: Keeper::Nobody,
+            keeper: if manager.as_ref().is_some_and(Manager::stores) { Keeper::FdStore } else { Keeper::Nobody },
         };
-        armament.feed(config, permit).map_err(cannot_start)?;
-        armament.watch(config.timing, config.watchdog.strict, core.clone(), record.clone()).map_err(cannot_start)?;
+        let duplicates = armament.feed(config, permit, kept).map_err(cannot_start)?;
+        let watcher = Watcher {
+            report: armament.report.clone(),
+            title: armament.device.title(),
+            identity: armament.identity().to_owned(),
+            timing: config.timing,
+            strict: config.watchdog.strict,
+            manager,
+            duplicates,
+            core: core.clone(),
+            record: record.clone(),
+        };
+        watcher.start().map_err(cannot_start)?;
         Ok(Some(armament))
     }
 
@@ -86,7 +102,7 @@ impl Armament {
         self.device.identity.as_deref().unwrap_or("IB700 WDT")
     }
 
-    fn feed(&self, config: &Config, permit: &Arc<Permit>) -> io::Result<()> {
+    fn feed(&self, config: &Config, permit: &Arc<Permit>, kept: Option<OwnedFd>) -> io::Result<Receiver<OwnedFd>> {
         let timing = config.timing;
         let timeout = u32::try_from(timing.watchdog.as_secs()).unwrap_or(u32::MAX);
         let orders = Orders {
@@ -98,38 +114,85 @@ impl Armament {
                 .last_resort
                 .then(|| time_to_reset(self.identity(), timeout, None) + timing.margin),
         };
-        let device = LinuxWatchdog::new(&self.device.path, self.device.nowayout);
+        let (path, nowayout) = (&self.device.path, self.device.nowayout);
+        let adopted = kept.map(|kept| LinuxWatchdog::adopt(path, nowayout, kept)).transpose()?;
+        let (keep, duplicates) = sync_channel(1);
+        let keep = (self.keeper == Keeper::FdStore).then_some(keep);
+        let closed = LinuxWatchdog::new(path, nowayout);
         let (permit, disarm, report) = (permit.clone(), self.disarm.clone(), self.report.clone());
         let mut resort = LastResort::new();
         let run = move || {
             // Refused for this thread as for the core, which says so.
             let _ = realtime::run_this_thread_first();
             // An error leaves nothing to do that would not be tried at the next beat.
-            let mut feeder = Feeder::new(device, orders, clock::now, move || drop(resort.reset()));
+            let reset = move || drop(resort.reset());
+            let mut feeder = match adopted {
+                Some(device) => Feeder::adopting(device, orders, clock::now, reset),
+                None => Feeder::new(closed, orders, clock::now, reset),
+            };
+            if let Some(keep) = keep {
+                feeder = feeder.kept_by(keep);
+            }
             loop {
                 clock::sleep_until(feeder.beat(&permit, &disarm, &report));
             }
         };
-        std::thread::Builder::new().name("feed".into()).stack_size(128 << 10).spawn(run).map(drop)
+        std::thread::Builder::new().name("feed".into()).stack_size(128 << 10).spawn(run)?;
+        Ok(duplicates)
+    }
+}
+
+/// Tells what became of the device. It may block.
+struct Watcher {
+    report: Arc<FeedReport>,
+    title: String,
+    identity: String,
+    timing: Timing,
+    strict: bool,
+    manager: Option<Manager>,
+    duplicates: Receiver<OwnedFd>,
+    core: Sender<Input>,
+    record: Record,
+}
+
+impl Watcher {
+    fn start(self) -> io::Result<()> {
+        std::thread::Builder::new().name("watchdog".into()).stack_size(128 << 10).spawn(move || self.run()).map(drop)
     }
 
-    fn watch(&self, timing: Timing, strict: bool, core: Sender<Input>, record: Record) -> io::Result<()> {
-        let (report, title, identity) = (self.report.clone(), self.device.title(), self.identity().to_owned());
-        let run = move || {
-            let mut told = (FeedState::Waiting, None);
-            loop {
-                let now = (report.state(), error(&report));
-                if now != told {
-                    let bound = bound(now.0, &timing, &identity, report.timeout(), strict);
-                    core.send(Input::Event(Event::Watchdog { bound })).expect("the core lives as long as the process");
-                    let (severity, text) = tale(&now, &title, report.timeout(), bound);
-                    record.say(severity, text);
-                    told = now;
-                }
-                std::thread::sleep(LOOK);
+    fn run(self) {
+        let mut told = (FeedState::Waiting, None);
+        loop {
+            let now = (self.report.state(), error(&self.report));
+            self.keep(now.0);
+            if now != told {
+                let timeout = self.report.timeout();
+                let bound = bound(now.0, &self.timing, &self.identity, timeout, self.strict);
+                self.core.send(Input::Event(Event::Watchdog { bound })).expect("the core lives as long as the process");
+                let (severity, text) = tale(&now, &self.title, timeout, bound);
+                self.record.say(severity, text);
+                told = now;
             }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Gives an armed device to the service manager and takes a stopped one back: it runs on, unfed, for as long as
+    /// anybody has it open.
+    fn keep(&self, state: FeedState) {
+        let Some(manager) = &self.manager else { return };
+        let done = match self.duplicates.try_recv() {
+            Ok(duplicate) => manager.store(STORED, duplicate.as_fd()),
+            Err(_) if state == FeedState::Disarmed => manager.remove(STORED),
+            Err(_) => Ok(()),
         };
-        std::thread::Builder::new().name("watchdog".into()).stack_size(128 << 10).spawn(run).map(drop)
+        if let Err(error) = done {
+            let title = &self.title;
+            self.record.say(
+                Severity::Warning,
+                format!("the service manager does not answer for the watchdog {title}: {error}"),
+            );
+        }
     }
 }
 

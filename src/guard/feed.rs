@@ -5,7 +5,9 @@ use super::core::Permit;
 use crate::lease::gone::DisarmOrder;
 use crate::lease::time::BootTime;
 use crate::node::watchdog::{ArmError, Watchdog};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 /// Who keeps the device open when the guard dies.
@@ -120,6 +122,8 @@ pub struct Orders {
 pub struct Feeder<W, N, R> {
     device: W,
     orders: Orders,
+    /// Where a duplicate goes for the service manager to keep.
+    keep: Option<SyncSender<OwnedFd>>,
     state: FeedState,
     due: BootTime,
     now: N,
@@ -129,7 +133,12 @@ pub struct Feeder<W, N, R> {
 impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
     /// A feeder of a device that is closed.
     pub fn new(device: W, orders: Orders, now: N, reset: R) -> Feeder<W, N, R> {
-        Feeder { device, orders, state: FeedState::Waiting, due: BootTime::ZERO, now, reset }
+        Feeder { device, orders, keep: None, state: FeedState::Waiting, due: BootTime::ZERO, now, reset }
+    }
+
+    /// Sends a duplicate of the device there whenever it was armed.
+    pub fn kept_by(self, keep: SyncSender<OwnedFd>) -> Feeder<W, N, R> {
+        Feeder { keep: Some(keep), ..self }
     }
 
     /// A feeder of a device that the service manager kept open over an earlier guard's death: nobody knows when it was
@@ -170,6 +179,10 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
                 match self.device.arm(self.orders.timeout) {
                     Ok(seconds) => {
                         report.timeout.store(seconds, Ordering::Release);
+                        if let (Some(keep), Some(duplicate)) = (&self.keep, self.device.duplicate()) {
+                            // One at a time: it is armed again only after the last one was taken out.
+                            let _ = keep.try_send(duplicate);
+                        }
                         // A device that took less than it was asked for wants to be fed more often.
                         self.orders.period = self.orders.period.min(Duration::from_secs(seconds.into()) / 4);
                         Ok(())

@@ -42,6 +42,7 @@ use crate::node::host;
 use crate::node::libvirt::Libvirt;
 use crate::node::lock::OnlyOne;
 use crate::node::realtime;
+use crate::node::systemd;
 use crate::sources::Source;
 use crate::sources::http::{Client, Settings};
 use crate::sources::native::{Native, NodeFacts};
@@ -72,6 +73,9 @@ pub fn run(config: &Config) -> String {
 enum Never {}
 
 fn start(config: &Config) -> Result<Never, String> {
+    // Before anything else is opened: they are numbers of this process's own table.
+    let kept = systemd::kept().into_iter().find(|(name, _)| name == armament::STORED).map(|(_, kept)| kept);
+    let manager = systemd::Manager::from_environment();
     // A thread that panics must not leave the others behind with half a guard: the process ends and is restarted.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -137,13 +141,16 @@ fn start(config: &Config) -> Result<Never, String> {
         .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
     record.say(Severity::Info, started(config));
     let permit = Arc::new(Permit::default());
-    match armament::Armament::start(config, &permit, &core, &record) {
+    match armament::Armament::start(config, (manager.clone(), kept), &permit, &core, &record) {
         Ok(watchdog) => hands.watchdog = watchdog,
         Err(why) => {
             let fault = format!("no watchdog is used: {why}. This node promises receipts and no bound");
             record.say(Severity::Error, fault.clone());
             hands.faults.push(fault);
         }
+    }
+    if let Some(Err(error)) = manager.map(|manager| manager.notify("READY=1")) {
+        record.say(Severity::Warning, format!("the service manager cannot be told that the guard is ready: {error}"));
     }
     // The core is this thread, and it starts no other from here on: none would inherit what favours it.
     if let Err(error) = favoured.and_then(|()| realtime::run_this_thread_first()) {

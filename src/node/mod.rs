@@ -15,6 +15,7 @@
 //! | [`realtime`] | running when every processor is busy |
 //! | [`watchdog`], [`watchdog_list`] | the hardware's own reset, fed only under a permit (rules 4 and 5) |
 //! | [`last_resort`] | the kernel's own reset, where the watchdog's did not come |
+//! | [`systemd`] | sd_notify, and the descriptors a service manager keeps |
 //! | [`hook_audit`] | is libvirt's hook ours and in force (rule 10) |
 //! | [`watch`], [`lock`], [`files`] | inotify, one guard per node, whole files or none |
 
@@ -36,6 +37,7 @@ pub mod process;
 pub mod realtime;
 pub mod state_files;
 mod sys;
+pub mod systemd;
 mod tcp_table;
 pub mod traces;
 pub mod watch;

@@ -15,6 +15,14 @@ fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Takes a descriptor that this process was started with, and marks it close-on-exec.
+pub(super) fn take_passed(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: a plain number; an invalid one is an error.
+    cerr(unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) }.into())?;
+    // SAFETY: it is open, as the call above has shown, and who passed it left it to this process alone; it is taken once.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
 /// pidfd_open(2), Linux 5.3. The descriptor is close-on-exec.
 pub(super) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: both arguments are plain numbers; no memory is passed.

@@ -7,7 +7,7 @@ use super::sys;
 use crate::lease::gone::AllGone;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -47,6 +47,10 @@ pub trait Watchdog {
 
     /// Closes it without the magic 'V', which feeds it once more. It runs on, and fires when its timeout has passed.
     fn abandon(&mut self);
+
+    /// A duplicate of the open device, for the service manager to keep; `None` where it is not open, or no more can be
+    /// opened. Feeds nothing.
+    fn duplicate(&self) -> Option<OwnedFd>;
 
     /// Stops it and closes it. The only call that lowers protection, hence the proof.
     ///
@@ -116,6 +120,8 @@ pub struct LinuxWatchdog {
 struct Open {
     device: File,
     by_ioctl: bool,
+    /// An earlier guard may have written 'V', which KEEPALIVE does not take back: the next feed is a write.
+    unsay: bool,
     timeout: u32,
     shortest: u32,
 }
@@ -136,18 +142,8 @@ impl LinuxWatchdog {
         let options = sys::watchdog_support(device.as_fd())?.options;
         let timeout = sys::watchdog_timeout(device.as_fd())?;
         // The least it takes was found by the guard that armed it; asking for it again would feed it.
-        let open = Open { device, by_ioctl: options & KEEPALIVEPING != 0, timeout, shortest: timeout };
+        let open = Open { device, by_ioctl: options & KEEPALIVEPING != 0, unsay: true, timeout, shortest: timeout };
         Ok(LinuxWatchdog { path: path.to_owned(), nowayout, open: Some(open) })
-    }
-
-    /// The open device, for the service manager to keep.
-    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.open.as_ref().map(|open| open.device.as_fd())
-    }
-
-    /// The timeout of the open device, in seconds.
-    pub fn timeout(&self) -> Option<u32> {
-        self.open.as_ref().map(|open| open.timeout)
     }
 }
 
@@ -175,13 +171,13 @@ impl Watchdog for LinuxWatchdog {
             .and_then(|_| sys::watchdog_timeout(fd))
             .map_err(ArmError::Timeout)?;
         let shortest = shortest.unwrap_or(timeout);
-        self.open = Some(Open { by_ioctl: options & KEEPALIVEPING != 0, device, timeout, shortest });
+        self.open = Some(Open { by_ioctl: options & KEEPALIVEPING != 0, unsay: false, device, timeout, shortest });
         Ok(timeout)
     }
 
     fn feed(&mut self) -> io::Result<()> {
         let Some(open) = &mut self.open else { return Err(io::Error::from_raw_os_error(libc::EBADF)) };
-        if open.by_ioctl {
+        if open.by_ioctl && !std::mem::take(&mut open.unsay) {
             match sys::feed_watchdog(open.device.as_fd()) {
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOTTY)) => {
                     open.by_ioctl = false;
@@ -201,12 +197,17 @@ impl Watchdog for LinuxWatchdog {
         Ok(())
     }
 
+    fn duplicate(&self) -> Option<OwnedFd> {
+        self.open.as_ref()?.device.as_fd().try_clone_to_owned().ok()
+    }
+
     fn abandon(&mut self) {
         self.open = None;
     }
 
     fn disarm(&mut self, _proof: AllGone) -> io::Result<()> {
         if let Some(open) = &mut self.open {
+            open.unsay = true;
             // safety: every process of every enforced domain is proven gone and no start is admitted, says the proof.
             open.device.write_all(b"V")?;
         }
