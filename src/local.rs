@@ -55,6 +55,10 @@ pub enum Request {
     Hook(HookRequest),
     /// From `leasehold status`.
     Status,
+    /// From `leasehold drain` (`true`) and `leasehold undrain`; answered with the status after it.
+    Drain(bool),
+    /// From `leasehold drain --force-disarm`, with the node's name typed in.
+    ForceDisarm,
 }
 
 /// What libvirt told the hook.

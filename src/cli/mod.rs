@@ -2,6 +2,7 @@
 
 pub mod check_config;
 pub mod controller;
+pub mod drain;
 pub mod fence;
 pub mod guard;
 pub mod lease;
@@ -36,6 +37,8 @@ enum Command {
     Fence(fence::Fence),
     Unfence(fence::Unfence),
     Node(node::Node),
+    Drain(drain::Drain),
+    Undrain(drain::Undrain),
     /// Be libvirt's qemu hook: NAME OPERATION SUB-OPERATION EXTRA, the domain's XML on stdin.
     Hook {
         /// libvirt's four arguments.
@@ -68,6 +71,8 @@ pub fn main() -> ExitCode {
         Command::Fence(args) => return fence::run(args, &mut Terminal::stdio()).into(),
         Command::Unfence(args) => return fence::run_unfence(args, &mut Terminal::stdio()).into(),
         Command::Node(args) => return node::run(args, &mut Terminal::stdio()).into(),
+        Command::Drain(args) => return drain::run(args, &mut Terminal::stdio(), io::stdin().lock()).into(),
+        Command::Undrain(args) => return drain::run_undrain(args, &mut Terminal::stdio()).into(),
         Command::Hook { arguments } => return hook::run(arguments),
     };
     let done = done.and_then(|code| out.flush().map(|()| code));

@@ -1,6 +1,6 @@
 //! `leasehold status`: what the guard of this host knows, domain by domain.
 
-use crate::lease::view::{DomainView, LeaseView, StatusView};
+use crate::lease::view::{DomainView, DrainView, LeaseView, StatusView, WatchdogView};
 use crate::local::{self, Reply, Request};
 use crate::protocol::{Mode, NamedState};
 use std::io::{self, Write};
@@ -68,6 +68,14 @@ fn show(view: &StatusView) -> String {
         seconds(view.ttl_ms),
         if view.permit_left_ms > 0 { format!("{} left", seconds(view.permit_left_ms)) } else { "none".to_owned() },
     );
+    if let Some(watchdog) = &view.watchdog {
+        text.push_str(&format!("watchdog {}\n", show_watchdog(watchdog)));
+    }
+    match view.drained {
+        Some(DrainView::Draining) => text.push_str("drained  nothing starts here; something enforced still runs\n"),
+        Some(DrainView::Empty) => text.push_str("drained  nothing starts here, and nothing enforced is left\n"),
+        None => {}
+    }
     if view.ledger_lost {
         text.push_str("ledger   LOST: nothing is let through until libvirt is quiet and a scan is whole\n");
     }
@@ -94,6 +102,20 @@ fn show(view: &StatusView) -> String {
             state(domain.state),
             domain.why,
         ));
+    }
+    text
+}
+
+fn show_watchdog(watchdog: &WatchdogView) -> String {
+    let mut text = format!("{}, {}", watchdog.device, watchdog.state);
+    if watchdog.timeout_s > 0 {
+        text.push_str(&format!(", timeout {} s, kept open by {}", watchdog.timeout_s, watchdog.keeper));
+    }
+    if let Some(ago) = watchdog.fed_ms_ago {
+        text.push_str(&format!(", fed {} ago, longest gap {}", seconds(ago), seconds(watchdog.longest_gap_ms)));
+    }
+    if let Some(error) = &watchdog.error {
+        text.push_str(&format!("; {error}"));
     }
     text
 }

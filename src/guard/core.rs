@@ -19,6 +19,8 @@ use std::sync::mpsc::{Receiver, SyncSender};
 pub enum Input {
     /// An event for the lease core.
     Event(Event),
+    /// The operator stops the watchdog, whatever runs.
+    ForceDisarm,
     /// Somebody wants to see the state.
     Status(SyncSender<StatusView>),
 }
@@ -61,7 +63,19 @@ pub fn run(mut guard: Guard, inputs: Receiver<Input>, hands: &Hands, timer: &Boo
     carry_out(&mut guard, Event::Tick, hands, timer, permit);
     while let Ok(input) = inputs.recv() {
         match input {
-            Input::Event(event) => carry_out(&mut guard, event, hands, timer, permit),
+            Input::Event(event) => {
+                if let (Event::Drain(false), Some(watchdog)) = (&event, &hands.watchdog) {
+                    watchdog.disarm.end_force();
+                }
+                carry_out(&mut guard, event, hands, timer, permit);
+            }
+            Input::ForceDisarm => {
+                carry_out(&mut guard, Event::Drain(true), hands, timer, permit);
+                if let Some(watchdog) = &hands.watchdog {
+                    // safety: the operator has typed this node's name; the bound is taken back as soon as it is stopped.
+                    watchdog.disarm.force();
+                }
+            }
             Input::Status(reply) => {
                 let mut view = guard.view(clock::now());
                 view.faults.extend(hands.scanner.faults());

@@ -98,6 +98,14 @@ impl Desk {
         let reply = match local::read_line(&stream, local::MAX_REQUEST) {
             Ok(Request::Hook(request)) => self.hook(request),
             Ok(Request::Status) => self.status(),
+            Ok(Request::Drain(wanted)) => {
+                self.core.send(Input::Event(Event::Drain(wanted))).expect("the core lives as long as the process");
+                self.status()
+            }
+            Ok(Request::ForceDisarm) => {
+                self.core.send(Input::ForceDisarm).expect("the core lives as long as the process");
+                self.status()
+            }
             Err(error) => Reply::Bad(format!("the request was not understood: {error}")),
         };
         local::write_line(&mut stream, &reply)

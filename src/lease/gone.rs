@@ -5,7 +5,7 @@ use super::time::BootTime;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Every process of every enforced domain is proven gone and no start is admitted or will be: only
-/// [`Guard::all_gone`] makes one.
+/// [`Guard::all_gone`] makes one, or an operator who has typed the node's name.
 #[derive(Debug)]
 pub struct AllGone(());
 
@@ -17,24 +17,37 @@ impl AllGone {
     }
 }
 
-/// Where the proof waits for the thread that holds the watchdog: one flag, so that neither side ever waits.
+/// Where the proof waits for the thread that holds the watchdog: two flags, so that neither side ever waits.
 #[derive(Debug, Default)]
-pub struct DisarmOrder(AtomicBool);
+pub struct DisarmOrder {
+    proven: AtomicBool,
+    forced: AtomicBool,
+}
 
 impl DisarmOrder {
     /// From now on the watchdog may be stopped.
     pub fn give(&self, _proof: AllGone) {
-        self.0.store(true, Ordering::Release);
+        self.proven.store(true, Ordering::Release);
     }
 
     /// From now on it may not. To be called before anything may start again.
     pub fn take_back(&self) {
-        self.0.store(false, Ordering::Release);
+        self.proven.store(false, Ordering::Release);
     }
 
-    /// The proof, as long as it was not taken back.
+    /// The operator's word instead of the proof: whatever runs is then protected by nothing but the kill.
+    pub fn force(&self) {
+        self.forced.store(true, Ordering::Release);
+    }
+
+    /// The operator's word is over.
+    pub fn end_force(&self) {
+        self.forced.store(false, Ordering::Release);
+    }
+
+    /// The proof, or the operator's word for it, as long as neither was taken back.
     pub fn proof(&self) -> Option<AllGone> {
-        self.0.load(Ordering::Acquire).then_some(AllGone(()))
+        (self.proven.load(Ordering::Acquire) || self.forced.load(Ordering::Acquire)).then_some(AllGone(()))
     }
 }
 

@@ -33,14 +33,24 @@ pub struct StatusView {
     /// Faults of the installation the guard noticed, each with its remedy.
     #[serde(default)]
     pub faults: Vec<String>,
-    /// True: drained for planned work; nothing starts here.
+    /// Drained for planned work: nothing starts here, and whether anything enforced is left. Null: not drained.
     #[serde(default)]
-    pub drained: bool,
+    pub drained: Option<DrainView>,
     /// The watchdog, where one is configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watchdog: Option<WatchdogView>,
     /// Every domain known here.
     pub domains: Vec<DomainView>,
+}
+
+/// How far a drained node is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DrainView {
+    /// Something enforced is not proven gone.
+    Draining,
+    /// Nothing enforced is left.
+    Empty,
 }
 
 /// The watchdog as the feed thread last left it.
@@ -120,7 +130,10 @@ impl Guard {
             scan_age_ms: self.last_scan().map(|began| millis(now.since(began))),
             ledger_lost: self.amnesia.is_some(),
             faults: self.conflict.iter().cloned().collect(),
-            drained: self.ledger.drained.is_some(),
+            drained: self.ledger.drained.map(|_| match self.all_gone() {
+                Some(_) => DrainView::Empty,
+                None => DrainView::Draining,
+            }),
             watchdog: None,
             domains: self.ledger.domains.iter().map(|(&id, entry)| self.domain_view(id, entry, now)).collect(),
         }
