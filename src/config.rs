@@ -17,7 +17,7 @@ pub use section::KEYS;
 pub use watchdog::Device;
 
 use crate::lease::id::{DomainId, NodeId};
-use crate::lease::policy::{Lapse, Policy, Rule};
+use crate::lease::policy::{Lapse, Policy, Rule, Unkillable};
 use crate::lease::timing::{Profile, Timing, TimingFault, Watchdog};
 use crate::node::host::host_name;
 use crate::protocol::Mode;
@@ -48,6 +48,8 @@ pub struct Config {
     pub profile: Profile,
     /// The timeline, valid by [`Timing::validate`].
     pub timing: Timing,
+    /// `[unkillable] action`.
+    pub unkillable: Unkillable,
     /// `[watchdog]`.
     pub watchdog: watchdog::Watchdog,
     /// Where leases come from.
@@ -136,6 +138,10 @@ impl Config {
                 .map_or(Mode::Enforce, |placed| placed.value),
             profile,
             timing: timing(&root, profile)?,
+            unkillable: root
+                .table("unkillable")?
+                .choice("action", &[("reset", Unkillable::Reset), ("report", Unkillable::Report)])?
+                .map_or(Unkillable::Reset, |placed| placed.value),
             watchdog: watchdog::watchdog(&root)?,
             contact,
             lapse: root.table("lapse")?.choice("action", LAPSES)?.map_or(Lapse::Kill, |placed| placed.value),
@@ -159,6 +165,7 @@ impl Config {
             timing: self.timing,
             rules: self.rules.clone(),
             lapse: self.lapse,
+            unkillable: self.unkillable,
             bound: None,
         }
     }
@@ -176,7 +183,7 @@ impl Config {
 impl Config {
     /// The bound this node will promise with its watchdog armed and W as configured; `None`: receipts only.
     pub fn bound(&self) -> Option<Duration> {
-        let assured = self.watchdog_wanted();
+        let assured = if self.unkillable == Unkillable::Report { Watchdog::None } else { self.watchdog_wanted() };
         if self.watchdog.strict { self.timing.bound_if_feed_stops(assured) } else { self.timing.bound(assured) }
     }
 }

@@ -8,7 +8,7 @@
 use super::event::{Action, Event, HookCall, Notice, Question, Scan, SeenCopy, Severity};
 use super::id::{BootId, DomainId, Epoch, Incarnation, ProcessKey, QuestionNumber};
 use super::ledger::{Copy, Entry, Ledger, Stage, label};
-use super::policy::{Lapse, Policy};
+use super::policy::{Lapse, Policy, Unkillable};
 use super::time::BootTime;
 use crate::protocol::{MAX_DOMAINS, Receipt};
 use std::collections::{BTreeMap, BTreeSet};
@@ -150,6 +150,8 @@ impl Guard {
                 self.ask_soon = true;
             }
             Event::Watchdog { bound } => {
+                // A host that stays up over what cannot be killed has no bound to promise.
+                let bound = bound.filter(|_| self.policy.unkillable == Unkillable::Reset);
                 self.ask_soon |= self.policy.bound != bound;
                 self.policy.bound = bound;
             }

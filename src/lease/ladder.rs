@@ -4,7 +4,7 @@ use super::event::{Action, Severity};
 use super::guard::Guard;
 use super::id::DomainId;
 use super::ledger::{Copy, Dying, Entry, denial, label};
-use super::policy::Policy;
+use super::policy::{Policy, Unkillable};
 use super::time::BootTime;
 
 impl Guard {
@@ -80,7 +80,15 @@ impl Guard {
     /// are not yet silent among them, and its open admission.
     pub(super) fn limits(&self, entry: &Entry) -> Vec<BootTime> {
         let timing = &self.policy.timing;
+        let contact = self.ledger.contact.map(|sent| timing.expires(sent, timing.ttl));
         let copy = |copy: &Copy| match copy.epoch {
+            // safety: it was struck and does not die, this node promised no bound, and the authority hears from it at
+            // every answer that it lives; without contact this limit passes like any other.
+            _ if self.policy.unkillable == Unkillable::Report
+                && copy.dying.as_ref().is_some_and(|dying| dying.killed) =>
+            {
+                timing.last_feed(copy.expires.max(contact.unwrap_or(BootTime::ZERO)))
+            }
             // Found running: until an answer has named it, nothing says that it may live for an instant more.
             None if copy.dying.is_none() => copy.seen,
             _ => timing.last_feed(copy.expires),

@@ -17,6 +17,8 @@ pub struct Policy {
     pub rules: Vec<Rule>,
     /// Where no rule matches.
     pub lapse: Lapse,
+    /// What happens to a domain that no signal ends while contact is healthy.
+    pub unkillable: Unkillable,
     /// The bound this node promises; none without an armed watchdog.
     pub bound: Option<Duration>,
 }
@@ -28,6 +30,15 @@ pub enum Lapse {
     Kill,
     /// It runs on. No bound covers it: only a receipt frees it.
     Hold,
+}
+
+/// `[unkillable] action`: a condemned process that SIGKILL does not end, while the authority is in contact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unkillable {
+    /// The permit passes, and the watchdog resets the host: the bound is a promise.
+    Reset,
+    /// The host stays up for as long as contact does, and reports that the domain lives. Receipts only: no bound.
+    Report,
 }
 
 /// `[[rule]]`: an exception by name or uuid; one that gives both must match both.

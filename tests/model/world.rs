@@ -7,7 +7,7 @@ use leasehold::lease::event::*;
 use leasehold::lease::guard::{Guard, Memory};
 use leasehold::lease::id::*;
 use leasehold::lease::ledger::{Ledger, Recovered};
-use leasehold::lease::policy::{Lapse, Policy};
+use leasehold::lease::policy::{Lapse, Policy, Unkillable};
 use leasehold::lease::time::BootTime;
 use leasehold::lease::timing::{Profile, Timing, Watchdog};
 use leasehold::protocol::*;
@@ -371,6 +371,7 @@ impl World {
             timing: self.timing,
             rules: vec![],
             lapse: Lapse::Kill,
+            unkillable: Unkillable::Reset,
             bound: self.timing.bound(Watchdog::Armed),
         }
     }

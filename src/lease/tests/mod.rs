@@ -13,7 +13,7 @@ use super::event::*;
 use super::guard::{Guard, Memory, Turn};
 use super::id::*;
 use super::ledger::{Ledger, Recovered};
-use super::policy::{Lapse, Policy, Rule};
+use super::policy::{Lapse, Policy, Rule, Unkillable};
 use super::time::BootTime;
 use super::timing::{Profile, Timing};
 use crate::protocol::*;
@@ -36,6 +36,7 @@ fn policy() -> Policy {
         timing: Timing::profile(Profile::Default),
         rules: vec![],
         lapse: Lapse::Kill,
+        unkillable: Unkillable::Reset,
         bound: None,
     }
 }

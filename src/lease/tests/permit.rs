@@ -64,3 +64,27 @@ fn a_condemned_process_keeps_its_old_limit_though_the_domain_is_renewed() {
     node.scan(&[]);
     assert_eq!(node.guard.permit(), expires - Duration::from_secs(1));
 }
+
+#[test]
+fn what_cannot_be_killed_resets_the_host_or_is_reported_for_as_long_as_contact_lasts() {
+    for (unkillable, fed_on) in [(Unkillable::Reset, false), (Unkillable::Report, true)] {
+        let mut node = Node::with(Policy { unkillable, ..policy() }, Memory::First(BOOT));
+        node.step(Event::Watchdog { bound: Some(Duration::from_secs(26)) });
+        let copy = node.copy(WEB, 41);
+        node.scan(std::slice::from_ref(&copy));
+        node.answer(&[allow(WEB, 1)]);
+        // Over two whole leases it is denied, struck and lives on, and every question is answered.
+        for round in 1..=10 {
+            node.at(1000.0 + 3.0 * f64::from(round));
+            node.answer(&[deny(WEB, 1)]);
+            node.scan(std::slice::from_ref(&copy));
+        }
+        assert_eq!(killed(&node.actions), [41]);
+        assert_eq!(node.guard.permit() > node.now, fed_on, "{unkillable:?}");
+        assert_eq!(node.ask().bound.is_some(), !fed_on, "a bound would be a lie");
+        let end = node.now + Duration::from_secs(15);
+        node.run_dry(end.as_nanos() as f64 / 1e9);
+        node.scan(&[copy]);
+        assert!(node.guard.permit() <= node.now, "without contact nobody hears that it lives: {unkillable:?}");
+    }
+}
