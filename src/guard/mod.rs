@@ -14,12 +14,14 @@
 //! | polite | has libvirt destroy | libvirt, with a deadline |
 //! | socket, peer | hooks and status | their peers, with a deadline |
 //! | record | log | anything |
+//! | farewell | says what a stop means, and ends the process | a signal |
 //!
 //! The guard is built to be killed at any instant: there is no shutdown, only the ledger.
 
 mod armament;
 mod copies;
 mod core;
+mod farewell;
 mod feed;
 mod killer;
 mod outbox;
@@ -86,7 +88,8 @@ fn start(config: &Config) -> Result<Never, String> {
     std::fs::create_dir_all(run_dir).map_err(|error| format!("cannot create {}: {error}", run_dir.display()))?;
     let _only_one = OnlyOne::take(&run_dir.join("guard.lock")).map_err(|error| error.to_string())?;
     let boot = host::boot_id().map_err(|error| format!("cannot read this boot's id: {error}"))?;
-    // Every thread started from here on inherits it.
+    // Every thread started from here on inherits these.
+    let signals = farewell::prepare().map_err(cannot_start)?;
     let favoured = realtime::favour_this_thread().and_then(|()| realtime::stay_in_memory());
     // Where it is refused an unprivileged guard goes on, as likely as anybody to be killed.
     let _ = realtime::survive_lack_of_memory();
@@ -136,6 +139,7 @@ fn start(config: &Config) -> Result<Never, String> {
         faults: Vec::new(),
         record: record.clone(),
     };
+    farewell::start(signals, core.clone(), record.clone()).map_err(cannot_start)?;
     let socket = local::socket_path(run_dir);
     socket::start(&socket, &core, &waiting, &caller, &record)
         .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;

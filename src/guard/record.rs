@@ -7,6 +7,7 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
 use syslog::{Facility, Formatter3164, LogFormat};
 
 /// Lines that may wait; more are dropped and counted.
@@ -17,6 +18,7 @@ const WAITING: usize = 4096;
 pub struct Record {
     lines: SyncSender<Notice>,
     dropped: Arc<AtomicU64>,
+    open: Arc<AtomicU64>,
 }
 
 impl Record {
@@ -25,17 +27,29 @@ impl Record {
         let (lines, receiver) = sync_channel(WAITING);
         let dropped = Arc::new(AtomicU64::new(0));
         let counter = dropped.clone();
+        let open = Arc::new(AtomicU64::new(0));
+        let written = open.clone();
         std::thread::Builder::new()
             .name("record".into())
             .stack_size(256 << 10)
-            .spawn(move || run(&receiver, &counter))?;
-        Ok(Record { lines, dropped })
+            .spawn(move || run(&receiver, &counter, &written))?;
+        Ok(Record { lines, dropped, open })
     }
 
     /// Passes a line on.
     pub fn tell(&self, notice: Notice) {
+        self.open.fetch_add(1, Ordering::AcqRel);
         if self.lines.try_send(notice).is_err() {
+            self.open.fetch_sub(1, Ordering::AcqRel);
             self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until everything passed on so far is written, and not longer than this.
+    pub fn settle(&self, limit: Duration) {
+        let start = Instant::now();
+        while self.open.load(Ordering::Acquire) > 0 && start.elapsed() < limit {
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -45,13 +59,14 @@ impl Record {
     }
 }
 
-fn run(lines: &Receiver<Notice>, dropped: &AtomicU64) {
+fn run(lines: &Receiver<Notice>, dropped: &AtomicU64, open: &AtomicU64) {
     // Under systemd stderr is the journal, which reads the priority prefix (sd-daemon(3)); a second copy by syslog
     // would be the same line twice.
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let mut syslog = (!journal).then(Syslog::default);
     while let Ok(notice) = lines.recv() {
         put(&notice, journal, &mut syslog);
+        open.fetch_sub(1, Ordering::AcqRel);
         let lost = dropped.swap(0, Ordering::Relaxed);
         if lost > 0 {
             let text = format!("{lost} lines were lost: whoever reads this log is slower than it is written");

@@ -7,6 +7,7 @@ mod hook_matrix;
 mod lifecycle;
 mod mass_kill;
 mod one_node_id;
+mod planned_work;
 mod revoked_while_starting;
 mod stale;
 mod stolen_time;
