@@ -141,8 +141,7 @@ fn started(config: &Config) -> String {
 fn recover(run_dir: &Path, boot: BootId, record: &Record) -> Result<Memory, String> {
     let (path, marker) = (local::ledger_path(run_dir), run_dir.join("guarded-boot"));
     let guarded = files::read_bounded(&marker, 64).is_ok_and(|bytes| bytes == boot.to_string().as_bytes());
-    files::write_atomically(&marker, boot.to_string().as_bytes(), 0o600, Durability::Kernel)
-        .map_err(|error| format!("cannot write {}: {error}", marker.display()))?;
+    leave(&marker, boot.to_string().as_bytes(), 0o600)?;
     let lost = |why: String| {
         let text = format!(
             "the ledger {} is lost: {why}. Nothing is let through before libvirt has said that no start is in flight and a later scan is whole",
@@ -178,8 +177,15 @@ fn leave_hook_settings(config: &Config) -> Result<(), String> {
     };
     let path = local::hook_settings_path(&config.run_dir);
     let bytes = serde_json::to_vec(&settings).expect("settings are plain data");
-    files::write_atomically(&path, &bytes, 0o644, Durability::Kernel)
-        .map_err(|error| format!("cannot write {}: {error}", path.display()))
+    leave(&path, &bytes, 0o644)
+}
+
+/// Writes a file unless it is there already: a guard that is restarted while /run is full must still come up, to kill.
+fn leave(path: &Path, bytes: &[u8], mode: u32) -> Result<(), String> {
+    if files::read_bounded(path, bytes.len()).is_ok_and(|there| there == bytes) {
+        return Ok(());
+    }
+    files::write_atomically(path, bytes, mode, Durability::Kernel).map_err(|error| error.to_string())
 }
 
 fn sources(config: &Config, facts: &NodeFacts) -> Result<Vec<renew::Endpoint>, String> {

@@ -18,13 +18,21 @@ pub enum Outward {
     Reply(HookId, Verdict),
 }
 
+/// A verdict, and why nothing may rely on the ledger if it could not be written.
+pub struct Delivered {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// Why the ledger that it belongs to is not written.
+    pub unwritten: Option<String>,
+}
+
 /// Hooks that wait, by their id.
 #[derive(Clone, Default)]
-pub struct Waiting(Arc<Mutex<HashMap<HookId, SyncSender<Verdict>>>>);
+pub struct Waiting(Arc<Mutex<HashMap<HookId, SyncSender<Delivered>>>>);
 
 impl Waiting {
     /// From now on this hook's verdict goes there.
-    pub fn enter(&self, hook: HookId, to: SyncSender<Verdict>) {
+    pub fn enter(&self, hook: HookId, to: SyncSender<Delivered>) {
         self.0.lock().expect("no holder panics").insert(hook, to);
     }
 
@@ -33,7 +41,7 @@ impl Waiting {
         self.0.lock().expect("no holder panics").remove(&hook);
     }
 
-    fn reply(&self, hook: HookId, verdict: Verdict) {
+    fn reply(&self, hook: HookId, verdict: Delivered) {
         let waiting = self.0.lock().expect("no holder panics").remove(&hook);
         // A hook that has given up has been refused by its own deadline, and libvirt's `release` follows.
         waiting.map(|to| to.try_send(verdict));
@@ -76,8 +84,7 @@ fn run(
                 Ok(()) => {}
                 Err(error) => {
                     let text = format!(
-                        "cannot write the ledger {}: {error}. No start is let through and no receipt is sent until it can be written",
-                        path.display()
+                        "the ledger: {error}. No start is let through and no receipt is sent until it can be written"
                     );
                     if unwritten.is_none() {
                         record.say(Severity::Error, text.clone());
@@ -91,9 +98,9 @@ fn run(
                 (Outward::Ask(question), None) => renewer.ask(question),
                 // rule 7: a receipt's denial must be in the ledger before it leaves
                 (Outward::Ask(question), Some(_)) => renewer.ask(Question { receipts: Vec::new(), ..question }),
-                // rule 8: an admission must be in the ledger before its yes leaves
-                (Outward::Reply(hook, Verdict::Allow), Some(why)) => waiting.reply(hook, Verdict::Refuse(why.clone())),
-                (Outward::Reply(hook, verdict), _) => waiting.reply(hook, verdict),
+                (Outward::Reply(hook, verdict), why) => {
+                    waiting.reply(hook, Delivered { verdict, unwritten: why.clone() });
+                }
             }
         }
     }

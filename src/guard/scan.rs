@@ -8,7 +8,7 @@ use crate::lease::event::{CopyState, Event, Scan, SeenCopy, Severity};
 use crate::lease::id::{DomainId, ProcessKey};
 use crate::lease::ledger::label;
 use crate::node::domains::{DomainProcess, Finder, RunState};
-use crate::node::hook_audit;
+use crate::node::hook_audit::{Auditor, Newcomer};
 use crate::node::libvirt;
 use crate::node::watch::ChangeWatch;
 use crate::node::{clock, process};
@@ -76,6 +76,7 @@ impl Scanner {
         let mut thread = Thread {
             finder,
             notes,
+            auditor: Auditor::new(&places.hooks_dir),
             places,
             copies: copies.clone(),
             core: core.clone(),
@@ -86,6 +87,7 @@ impl Scanner {
             proving: BTreeSet::new(),
             recounted: None,
             failing: None,
+            notes_failing: false,
         };
         std::thread::Builder::new().name("scan".into()).stack_size(512 << 10).spawn(move || {
             for (domain, note) in ended {
@@ -113,6 +115,7 @@ struct Thread {
     finder: Finder,
     notes: Vec<Note>,
     places: Places,
+    auditor: Auditor,
     copies: Copies,
     core: Sender<Input>,
     record: Record,
@@ -122,6 +125,7 @@ struct Thread {
     proving: BTreeSet<ProcessKey>,
     recounted: Option<Instant>,
     failing: Option<String>,
+    notes_failing: bool,
 }
 
 impl Thread {
@@ -190,18 +194,21 @@ impl Thread {
     fn scan(&mut self) {
         let daemons = std::mem::take(&mut *self.daemons.lock().expect("no holder panics"));
         let dead_daemons = daemons.into_iter().filter(|&daemon| !process::exists(daemon)).collect();
-        let began = clock::now();
+        let (began, mut youngest) = (clock::now(), None);
         match self.finder.scan() {
             Ok(found) => {
                 let copies = found.iter().map(seen).collect();
+                let last = found.iter().max_by_key(|found| found.process.key().started);
+                youngest = last
+                    .map(|found| Newcomer { process: found.process.key(), domain: label(&found.name, found.domain) });
                 let mut news = self.copies.learn(found, &self.notes);
                 if self.recounted.is_none_or(|last| last.elapsed() >= RECOUNT) {
                     self.recounted = Some(Instant::now());
                     self.copies.all().iter().for_each(|copy| copy.remember_traces());
                     news = true;
                 }
-                if news && let Err(error) = self.copies.write_notes(&self.places.notes) {
-                    self.record.say(Severity::Warning, format!("cannot keep notes for the next guard: {error}. What ends while no guard runs is then proven gone the long way"));
+                if news {
+                    self.write_notes();
                 }
                 if self.failing.take().is_some() {
                     self.record.say(Severity::Warning, "scans of this host are whole again".into());
@@ -216,17 +223,24 @@ impl Thread {
                 }
             }
         }
-        self.audit();
+        self.audit(youngest.as_ref());
     }
 
-    fn audit(&self) {
+    fn write_notes(&mut self) {
+        let written = self.copies.write_notes(&self.places.notes);
+        let failed = std::mem::replace(&mut self.notes_failing, written.is_err());
+        match written {
+            Err(error) if !failed => self.record.say(Severity::Warning, format!("cannot keep notes for the next guard: {error}. What ends while no guard runs is then proven gone the long way")),
+            Ok(()) if failed => self.record.say(Severity::Warning, "the notes for the next guard can be kept again".into()),
+            _ => {}
+        }
+    }
+
+    fn audit(&mut self, youngest: Option<&Newcomer>) {
         let daemon = libvirt::daemon(&self.places.libvirt_run_dir);
         let caller = *self.places.caller.lock().expect("no holder panics");
-        let now: Vec<String> = hook_audit::audit(&self.places.hooks_dir, daemon, caller)
-            .err()
-            .map(|fault| fault.to_string())
-            .into_iter()
-            .collect();
+        let now: Vec<String> =
+            self.auditor.audit(daemon, caller, youngest).err().map(|fault| fault.to_string()).into_iter().collect();
         let mut faults = self.faults.lock().expect("no holder panics");
         if *faults != now {
             match now.first() {

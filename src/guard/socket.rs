@@ -1,10 +1,11 @@
 //! The guard's unix socket: hooks and `leasehold status`. A thread for each connection, and not more than so many.
 
 use super::core::Input;
-use super::outbox::Waiting;
+use super::outbox::{Delivered, Waiting};
 use super::record::Record;
 use super::scan::LastCaller;
 use crate::lease::event::{Event, HookCall, HookId, Severity, Verdict};
+use crate::lease::ledger::label;
 use crate::local::{self, HookRequest, Reply, Request};
 use crate::node::clock;
 use std::io;
@@ -111,6 +112,7 @@ impl Desk {
         if request.daemon.is_some() {
             *self.caller.lock().expect("no holder panics") = request.daemon;
         }
+        let (op, who) = (request.op, label(&request.name, request.domain));
         let call = HookCall {
             id,
             domain: request.domain,
@@ -122,12 +124,17 @@ impl Desk {
             answer_by: clock::now() + within - within / 20,
         };
         self.core.send(Input::Event(Event::Hook(call))).expect("the core lives as long as the process");
-        let verdict = verdict.recv_timeout(within);
+        let delivered = verdict.recv_timeout(within);
         self.waiting.leave(id);
-        match verdict {
-            Ok(Verdict::Allow) => Reply::Allow,
-            Ok(Verdict::Refuse(sentence)) => Reply::Refuse(sentence),
-            Err(_) => Reply::Refuse("the guard on this host did not decide in time. See its log".into()),
+        match delivered {
+            // rule 8: an admission must be in the ledger before its yes leaves
+            Ok(Delivered { verdict: Verdict::Allow, unwritten: Some(why) }) if op.admits() => {
+                Reply::Refuse(format!("domain {who} is not started: this host's leasehold cannot write {why}"))
+            }
+            Ok(Delivered { verdict: Verdict::Allow, .. }) => Reply::Allow,
+            Ok(Delivered { verdict: Verdict::Refuse(sentence), .. }) => Reply::Refuse(sentence),
+            // No verdict, which the hook knows to take: refusing here would kill what a restarted libvirtd finds running.
+            Err(_) => Reply::Bad("it did not decide in time".into()),
         }
     }
 

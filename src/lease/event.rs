@@ -144,6 +144,12 @@ impl HookOp {
         }
     }
 
+    /// Whether its yes lets something start, and so relies on the ledger. The yes to `reconnect` and `started` changes
+    /// nothing: the process is there already.
+    pub fn admits(self) -> bool {
+        matches!(self, HookOp::Prepare | HookOp::Start | HookOp::Migrate | HookOp::Restore | HookOp::OtherBegin)
+    }
+
     /// Whether libvirt lets this operation be refused.
     pub fn can_refuse(self) -> bool {
         !matches!(self, HookOp::Stopped | HookOp::Release | HookOp::OtherEnd)

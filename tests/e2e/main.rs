@@ -3,7 +3,12 @@
 mod harness;
 
 mod authority_crash;
+mod guard_life;
+mod hook_liveness;
 mod hook_matrix;
+mod libvirtd;
 mod lifecycle;
+mod names;
+mod saved_state;
 mod testbed;
 mod two_hosts;

@@ -21,4 +21,4 @@ pub use process::{Finished, Process};
 pub use site::{Node, Site};
 pub use space::Space;
 pub use wait::{Stopwatch, wait_until};
-pub use world::{World, leasehold};
+pub use world::{World, leasehold, tell};
