@@ -94,6 +94,7 @@ impl Call {
             op: self.op,
             daemon: libvirt_daemon(),
             run,
+            asked: Some(clock::now()),
             within_ms: within.as_millis() as u64,
         };
         // The guard answers within its time; the extra is for a guard that does not, and ends before our own.

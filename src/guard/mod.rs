@@ -43,12 +43,12 @@ use crate::sources::native::{Native, NodeFacts};
 use copies::Copies;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use record::Record;
-use scan::{LastCaller, Places, Scanner};
+use scan::{Callers, Places, Scanner};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The most often that the host is scanned without a reason.
@@ -104,9 +104,9 @@ fn start(config: &Config) -> Result<Never, String> {
     let timer = Arc::new(timer);
     start_ticker(timer.clone(), core.clone()).map_err(cannot_start)?;
     let libvirt = Libvirt::new(&config.libvirt.uri);
-    let caller = LastCaller::default();
+    let callers = Arc::<Mutex<Callers>>::default();
     let places = Places {
-        caller: caller.clone(),
+        callers: callers.clone(),
         notes: local::notes_path(run_dir),
         libvirt_run_dir: config.libvirt.run_dir.clone(),
         hooks_dir: config.libvirt.hooks_dir.clone(),
@@ -114,8 +114,14 @@ fn start(config: &Config) -> Result<Never, String> {
     };
     let renewer = renew::Renewer::start(sources, &core, &record).map_err(cannot_start)?;
     let hands = Hands {
-        outbox: outbox::Outbox::start(local::ledger_path(run_dir), renewer, waiting.clone(), record.clone())
-            .map_err(cannot_start)?,
+        outbox: outbox::Outbox::start(
+            local::ledger_path(run_dir),
+            renewer,
+            waiting.clone(),
+            core.clone(),
+            record.clone(),
+        )
+        .map_err(cannot_start)?,
         killer: killer::Killer::start(&copies, &record).map_err(cannot_start)?,
         polite: polite::Polite::start(libvirt, &config.libvirt.run_dir, &copies, &core, &record)
             .map_err(cannot_start)?,
@@ -123,7 +129,7 @@ fn start(config: &Config) -> Result<Never, String> {
         record: record.clone(),
     };
     let socket = local::socket_path(run_dir);
-    socket::start(&socket, &core, &waiting, &caller, &record)
+    socket::start(&socket, &core, &waiting, &callers, &record)
         .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
     record.say(Severity::Info, started(config));
 

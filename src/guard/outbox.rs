@@ -1,9 +1,10 @@
 //! What leaves the guard leaves in order and behind the ledger: a thread writes the ledger to /run and only then lets
 //! the questions and verdicts of the same turn go.
 
+use super::core::Input;
 use super::record::Record;
 use super::renew::Renewer;
-use crate::lease::event::{HookId, Question, Severity, Verdict};
+use crate::lease::event::{Event, HookId, Question, Severity, Verdict};
 use crate::node::files::{self, Durability};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -53,9 +54,15 @@ pub struct Outbox(Sender<(Option<Vec<u8>>, Vec<Outward>)>);
 
 impl Outbox {
     /// Starts the thread.
-    pub fn start(ledger: PathBuf, renewer: Renewer, waiting: Waiting, record: Record) -> std::io::Result<Outbox> {
+    pub fn start(
+        ledger: PathBuf,
+        renewer: Renewer,
+        waiting: Waiting,
+        core: Sender<Input>,
+        record: Record,
+    ) -> std::io::Result<Outbox> {
         let (sender, receiver) = channel();
-        let run = move || run(&receiver, &ledger, &renewer, &waiting, &record);
+        let run = move || run(&receiver, &ledger, &renewer, &waiting, &core, &record);
         std::thread::Builder::new().name("outbox".into()).stack_size(256 << 10).spawn(run)?;
         Ok(Outbox(sender))
     }
@@ -71,6 +78,7 @@ fn run(
     path: &Path,
     renewer: &Renewer,
     waiting: &Waiting,
+    core: &Sender<Input>,
     record: &Record,
 ) {
     // After a failed write nothing that relies on the ledger leaves until a later one succeeds.
@@ -97,7 +105,12 @@ fn run(
             match (item, &unwritten) {
                 (Outward::Ask(question), None) => renewer.ask(question),
                 // rule 7: a receipt's denial must be in the ledger before it leaves
-                (Outward::Ask(question), Some(_)) => renewer.ask(Question { receipts: Vec::new(), ..question }),
+                (Outward::Ask(question), Some(_)) => {
+                    // Told first, so that it is known before the answer is.
+                    let withheld = Event::ReceiptsWithheld(question.number);
+                    core.send(Input::Event(withheld)).expect("the core lives as long as the process");
+                    renewer.ask(Question { receipts: Vec::new(), ..question });
+                }
                 (Outward::Reply(hook, verdict), why) => {
                     waiting.reply(hook, Delivered { verdict, unwritten: why.clone() });
                 }

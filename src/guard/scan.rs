@@ -28,13 +28,34 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// An end that cannot be proven is told after this long.
 const COMPLAINT: Duration = Duration::from_secs(5);
 
-/// The libvirt daemon that called our hook last: proof that the hook is in force with it.
-pub type LastCaller = Arc<Mutex<Option<ProcessKey>>>;
+/// The libvirt daemons that called our hook.
+#[derive(Default)]
+pub struct Callers {
+    /// The last one: proof that the hook is in force with it.
+    last: Option<ProcessKey>,
+    /// Those that may hold an admission and were not seen dead.
+    watched: BTreeSet<ProcessKey>,
+}
+
+impl Callers {
+    /// This one calls.
+    pub fn call(&mut self, daemon: ProcessKey) {
+        self.last = Some(daemon);
+        self.watched.insert(daemon);
+    }
+
+    /// Takes out those that no longer live.
+    fn take_dead(&mut self) -> Vec<ProcessKey> {
+        let dead: Vec<_> = self.watched.iter().copied().filter(|&daemon| !process::exists(daemon)).collect();
+        self.watched.retain(|daemon| !dead.contains(daemon));
+        dead
+    }
+}
 
 /// The scan thread, from outside.
 pub struct Scanner {
     wake: Arc<EventFd>,
-    daemons: Arc<Mutex<BTreeSet<ProcessKey>>>,
+    callers: Arc<Mutex<Callers>>,
     faults: Arc<Mutex<Vec<String>>>,
 }
 
@@ -46,8 +67,8 @@ pub struct Places {
     pub hooks_dir: PathBuf,
     /// Between two scans, if nothing asks for one before.
     pub interval: Duration,
-    /// Which libvirt daemon called our hook last.
-    pub caller: LastCaller,
+    /// Which libvirt daemons called our hook.
+    pub callers: Arc<Mutex<Callers>>,
     /// Where the notes for the next guard are kept.
     pub notes: PathBuf,
 }
@@ -63,7 +84,7 @@ impl Scanner {
         record: &Record,
     ) -> std::io::Result<Scanner> {
         let wake = Arc::new(EventFd::from_value_and_flags(1, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
-        let (daemons, faults) = (Arc::<Mutex<_>>::default(), Arc::<Mutex<_>>::default());
+        let (callers, faults) = (places.callers.clone(), Arc::<Mutex<_>>::default());
         let mut finder = Finder::new(&places.libvirt_run_dir);
         let notes = copies::read_notes(&places.notes);
         let mut ended = Vec::new();
@@ -82,7 +103,6 @@ impl Scanner {
             core: core.clone(),
             record: record.clone(),
             wake: wake.clone(),
-            daemons: Arc::clone(&daemons),
             faults: Arc::clone(&faults),
             proving: BTreeSet::new(),
             recounted: None,
@@ -95,12 +115,12 @@ impl Scanner {
             }
             thread.run();
         })?;
-        Ok(Scanner { wake, daemons, faults })
+        Ok(Scanner { wake, callers, faults })
     }
 
     /// Scans now, and says which of these libvirt daemons no longer live. Never blocks.
     pub fn scan_now(&self, daemons: Vec<ProcessKey>) {
-        self.daemons.lock().expect("no holder panics").extend(daemons);
+        self.callers.lock().expect("no holder panics").watched.extend(daemons);
         // Full means that a wake-up is already under way.
         let _ = self.wake.write(1);
     }
@@ -120,7 +140,6 @@ struct Thread {
     core: Sender<Input>,
     record: Record,
     wake: Arc<EventFd>,
-    daemons: Arc<Mutex<BTreeSet<ProcessKey>>>,
     faults: Arc<Mutex<Vec<String>>>,
     proving: BTreeSet<ProcessKey>,
     recounted: Option<Instant>,
@@ -192,8 +211,7 @@ impl Thread {
     }
 
     fn scan(&mut self) {
-        let daemons = std::mem::take(&mut *self.daemons.lock().expect("no holder panics"));
-        let dead_daemons = daemons.into_iter().filter(|&daemon| !process::exists(daemon)).collect();
+        let dead_daemons = self.places.callers.lock().expect("no holder panics").take_dead();
         let (began, mut youngest) = (clock::now(), None);
         match self.finder.scan() {
             Ok(found) => {
@@ -216,6 +234,8 @@ impl Thread {
                 self.tell(Event::Scanned(Scan { began, copies, dead_daemons }));
             }
             Err(error) => {
+                // Nobody was told of their death.
+                self.places.callers.lock().expect("no holder panics").watched.extend(dead_daemons);
                 let why = error.to_string();
                 if self.failing.as_ref() != Some(&why) {
                     self.record.say(Severity::Error, format!("this host cannot be scanned: {why}. Until it can, the permit runs out and no receipt is sent"));
@@ -238,7 +258,7 @@ impl Thread {
 
     fn audit(&mut self, youngest: Option<&Newcomer>) {
         let daemon = libvirt::daemon(&self.places.libvirt_run_dir);
-        let caller = *self.places.caller.lock().expect("no holder panics");
+        let caller = self.places.callers.lock().expect("no holder panics").last;
         let now: Vec<String> =
             self.auditor.audit(daemon, caller, youngest).err().map(|fault| fault.to_string()).into_iter().collect();
         let mut faults = self.faults.lock().expect("no holder panics");

@@ -3,7 +3,7 @@
 use super::core::Input;
 use super::outbox::{Delivered, Waiting};
 use super::record::Record;
-use super::scan::LastCaller;
+use super::scan::Callers;
 use crate::lease::event::{Event, HookCall, HookId, Severity, Verdict};
 use crate::lease::ledger::label;
 use crate::local::{self, HookRequest, Reply, Request};
@@ -12,9 +12,9 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Connections at once: every domain of a large host starting at the same moment, and a few operators.
@@ -34,7 +34,7 @@ pub fn start(
     path: &Path,
     core: &Sender<Input>,
     waiting: &Waiting,
-    caller: &LastCaller,
+    callers: &Arc<Mutex<Callers>>,
     record: &Record,
 ) -> io::Result<()> {
     match std::fs::remove_file(path) {
@@ -46,7 +46,7 @@ pub fn start(
     let desk = Arc::new(Desk {
         core: core.clone(),
         waiting: waiting.clone(),
-        caller: caller.clone(),
+        callers: callers.clone(),
         record: record.clone(),
         next: AtomicU64::new(1),
         open: AtomicUsize::new(0),
@@ -58,7 +58,7 @@ pub fn start(
 struct Desk {
     core: Sender<Input>,
     waiting: Waiting,
-    caller: LastCaller,
+    callers: Arc<Mutex<Callers>>,
     record: Record,
     next: AtomicU64,
     open: AtomicUsize,
@@ -109,9 +109,11 @@ impl Desk {
         let within = Duration::from_millis(request.within_ms).min(LONGEST_HOOK);
         let (to, verdict) = sync_channel(1);
         self.waiting.enter(id, to);
-        if request.daemon.is_some() {
-            *self.caller.lock().expect("no holder panics") = request.daemon;
+        if let Some(daemon) = request.daemon {
+            self.callers.lock().expect("no holder panics").call(daemon);
         }
+        let now = clock::now();
+        let asked = request.asked.map_or(now, |asked| asked.min(now));
         let (op, who) = (request.op, label(&request.name, request.domain));
         let call = HookCall {
             id,
@@ -121,7 +123,7 @@ impl Desk {
             daemon: request.daemon,
             run: request.run,
             // A twentieth is for the ledger and the way back.
-            answer_by: clock::now() + within - within / 20,
+            answer_by: asked + within - within / 20,
         };
         self.core.send(Input::Event(Event::Hook(call))).expect("the core lives as long as the process");
         let delivered = verdict.recv_timeout(within);

@@ -31,6 +31,8 @@ pub enum Event {
         /// What each endpoint said.
         why: String,
     },
+    /// This question left without its receipts: the ledger that they rely on could not be written.
+    ReceiptsWithheld(QuestionNumber),
     /// The watch says to ask now and to name these domains.
     Hinted(Vec<DomainId>),
     /// libvirt's own word on which starts it has in flight.

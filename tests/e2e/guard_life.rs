@@ -26,7 +26,7 @@ fn a_domain_that_ends_while_no_guard_runs_is_proven_gone_by_the_next_one() {
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
     node.host.wait_until_gone(&domain, SOON);
     site.lease(&["revoke", &domain.uuid]).expect_ok();
-    assert!(!site.lease(&["wait", &domain.uuid, "--timeout", "1s"]).ok(), "nobody has proven it");
+    assert!(!site.lease(&["wait", &domain.uuid, "--timeout", "1"]).ok(), "nobody has proven it");
     node.start_guard();
     site.lease(&["wait", &domain.uuid]).expect_ok();
     assert_eq!(site.show(&domain)["last_proof"]["proof"], "receipt");
@@ -66,7 +66,7 @@ fn a_guard_killed_ten_times_under_load_loses_no_domain_and_misses_no_revocation(
                 started.ok()
             });
             site.lease(&["revoke", &domain.uuid]).expect_ok();
-            site.lease(&["wait", &domain.uuid, "--timeout", "30s"]).expect_ok();
+            site.lease(&["wait", &domain.uuid, "--timeout", "30"]).expect_ok();
             assert_eq!(host.qemu(&domain), None, "said to be gone");
             wait_until("libvirt had cleaned up", SOON, || host.state(&domain).starts_with("shut off"));
             host.virsh(&["undefine", name]).expect_ok();
@@ -127,7 +127,7 @@ fn a_ledger_that_is_lost_cut_garbled_foreign_or_of_another_version_costs_no_doma
         guard.wait_for_log("the lost ledger is made good", SOON);
         let said: Vec<String> = guard.log().lines().skip(told).map(str::to_owned).collect();
         assert!(said.iter().any(|line| line.contains("is lost: ") && line.contains(why)), "{what}: {said:?}");
-        site.lease(&["wait", &revoked.uuid, "--timeout", "15s"]).expect_ok();
+        site.lease(&["wait", &revoked.uuid, "--timeout", "15"]).expect_ok();
         assert_eq!(node.host.qemu(&revoked), None, "{what}");
         node.wait_until_held(&domain);
         assert_eq!(node.host.qemu(&domain), pid, "{what}");
@@ -172,7 +172,7 @@ fn a_guard_restarted_where_no_room_is_left_still_kills_and_refuses_with_the_reas
     node.wait_until_held(&kept);
     node.host.run("rm", &["/run/leasehold/filler"]).expect_ok();
     wait_until("starts were let through again", SOON, || node.start(&new).ok());
-    site.lease(&["wait", &revoked.uuid, "--timeout", "15s"]).expect_ok();
+    site.lease(&["wait", &revoked.uuid, "--timeout", "15"]).expect_ok();
     assert_eq!(node.host.qemu(&kept), pid);
 }
 
@@ -208,7 +208,7 @@ fn a_pid_that_belongs_to_another_process_by_now_is_never_killed_and_never_counte
     reuser.wait_for_log("taken", SOON);
     site.lease(&["revoke", &domain.uuid]).expect_ok();
     node.start_guard();
-    site.lease(&["wait", &domain.uuid, "--timeout", "15s"]).expect_ok();
+    site.lease(&["wait", &domain.uuid, "--timeout", "15"]).expect_ok();
     assert_eq!(site.show(&domain)["last_proof"]["proof"], "receipt");
     let known = node.whole_status().expect("a guard answers");
     let counted = known["domains"].as_array().unwrap().iter().any(|entry| entry["pids"] == serde_json::json!([pid]));
@@ -262,7 +262,7 @@ impl Storm {
             std::fs::write(folder.join(&domain.name), domain.xml()).unwrap();
         }
         // The hook tells a daemon by its name.
-        let python = node.host.run("sh", &["-c", "readlink -f $(command -v python3)"]).expect_ok();
+        let python = node.host.run("python3", &["-c", "import sys; print(sys.executable)"]).expect_ok();
         let daemon = folder.join("libvirtd");
         std::os::unix::fs::symlink(python.trim(), &daemon).unwrap();
         std::fs::write(folder.join("storm.py"), STORM).unwrap();

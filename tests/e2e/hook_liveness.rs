@@ -164,7 +164,7 @@ fn a_libvirtd_with_another_etc_is_looked_at_with_its_own_eyes() {
         "mount -t tmpfs shadow /etc/libvirt/hooks; mkdir /etc/libvirt/hooks/qemu.d; \
          ln -s {program} /etc/libvirt/hooks/program; ln -s /etc/libvirt/hooks/program /etc/libvirt/hooks/qemu.d/x"
     ));
-    assert_healed(&node);
+    assert_in_force(&node);
     // And with state files of its own, so that only /proc tells where it is.
     node.host.end_libvirtd(Signal::SIGTERM);
     node.host.start_libvirtd_elsewhere("mount -t tmpfs shadow /etc/libvirt/hooks; rm -f /run/libvirt/qemu/driver.pid");

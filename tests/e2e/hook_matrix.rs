@@ -52,7 +52,7 @@ fn a_revocation_after_start_has_passed_waits_for_the_copy_that_is_still_to_come_
     wait_until("start was let through", SOON, || world.dir().join("here").exists());
     site.lease(&["revoke", &domain.uuid]).expect_ok();
     // Long enough for several questions and scans: none may take the silence for an end.
-    assert!(!site.lease(&["wait", &domain.uuid, "--timeout", "3s"]).ok(), "a copy can still come");
+    assert!(!site.lease(&["wait", &domain.uuid, "--timeout", "3"]).ok(), "a copy can still come");
     std::fs::write(world.dir().join("go"), "").unwrap();
     site.lease(&["wait", &domain.uuid]).expect_ok();
     assert_eq!(node.host.qemu(&domain), None);

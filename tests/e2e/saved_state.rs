@@ -123,10 +123,12 @@ fn a_guest_that_is_reset_reboots_or_crashes_keeps_its_process_and_its_lease_unti
     // By QEMU's monitor, for want of a guest: ACPI's soft off, which libvirt turns into a reboot, and a panic.
     let ways: [(&str, &dyn Fn()); 3] = [
         ("reset", &|| drop(node.host.virsh(&["reset", "web-1"]).expect_ok())),
-        ("reboot", &|| write_port("o /h 0x604 0x2000")),
+        ("reboot", &|| {
+            node.host.virsh(&["reboot", "web-1", "--mode", "acpi"]).expect_ok();
+            write_port("o /h 0x604 0x2000");
+        }),
         ("crash", &|| write_port("o /b 0x505 1")),
     ];
-    node.host.virsh(&["reboot", "web-1", "--mode", "acpi"]).expect_ok();
     for (name, happen) in ways {
         let mut heard = node.host.start(name, "virsh", &["event", "web-1", "reboot", "--timeout", "20"]);
         wait_until(&format!("the guest's {name} was heard of"), SOON, || {

@@ -137,6 +137,8 @@ impl Node {
         let (script, far) = (script.display().to_string(), self.link.far.to_string());
         let forwarder = self.host.start("forwarder", "python3", &["-u", &script, &far, seconds]);
         self.configure(name, "127.0.0.1", 7471, more);
+        let reachable = || self.host.run("bash", &["-c", ": <>/dev/tcp/127.0.0.1/7471"]).ok();
+        wait_until("the forwarder listened", SOON, reachable);
         forwarder
     }
 
