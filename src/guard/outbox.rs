@@ -83,7 +83,12 @@ fn run(
 ) {
     // After a failed write nothing that relies on the ledger leaves until a later one succeeds.
     let mut unwritten: Option<String> = None;
-    while let Ok((ledger, outward)) = turns.recv() {
+    while let Ok((mut ledger, mut outward)) = turns.recv() {
+        // Turns that wait go with the newest ledger: it holds all that theirs do and is not over yet.
+        for (newer, more) in turns.try_iter() {
+            ledger = newer.or(ledger);
+            outward.extend(more);
+        }
         if let Some(bytes) = ledger {
             match files::write_atomically(path, &bytes, 0o600, Durability::Kernel) {
                 Ok(()) if unwritten.take().is_some() => {

@@ -163,7 +163,6 @@ enum Wrong {
     Stopped,
     /// Somebody else at its socket, in Python.
     Server(&'static str),
-    Full,
     Frozen,
 }
 
@@ -173,7 +172,6 @@ const WRONGS: &[(&str, Wrong, &str)] = &[
     ("a socket at which nobody accepts", Wrong::Server("stuff()"), "no verdict in time"),
     ("half an answer and silence", Wrong::Server("answer(b'\"al', kept.append)"), "nothing within"),
     ("half an answer and its end", Wrong::Server("answer(b'\"al', socket.socket.close)"), "the message has no end"),
-    ("no room left", Wrong::Full, "No space left on device"),
     ("a file system that is frozen", Wrong::Frozen, "it did not decide in time"),
 ];
 
@@ -203,7 +201,6 @@ def answer(text, then):
 enum Undo {
     Wake,
     Server(Process),
-    Empty,
     Thaw(Thaw),
 }
 
@@ -229,12 +226,6 @@ fn go_wrong(node: &mut Node, wrong: &Wrong) -> Undo {
             server.wait_for_log("ready", SOON);
             Undo::Server(server)
         }
-        Wrong::Full => {
-            // Again after a sync: the blocks of a replaced file come free only when the journal is committed.
-            let fill = "for n in 1 2 3; do dd if=/dev/zero of=/run/leasehold/filler$n bs=4k status=none; sync -f /run/leasehold; done";
-            node.host.run("sh", &["-c", fill]).expect_failure();
-            Undo::Empty
-        }
         Wrong::Frozen => {
             node.host.run("fsfreeze", &["-f", "/run/leasehold"]).expect_ok();
             Undo::Thaw(Thaw(node.host.run_dir()))
@@ -249,7 +240,6 @@ fn put_right(node: &mut Node, undo: Undo) {
             server.kill();
             node.start_guard();
         }
-        Undo::Empty => drop(node.host.run("sh", &["-c", "rm /run/leasehold/filler*"]).expect_ok()),
         Undo::Thaw(thaw) => drop(thaw),
     }
 }
