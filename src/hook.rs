@@ -15,9 +15,10 @@ use crate::node::{clock, files, host, process};
 use quick_xml::Reader;
 use quick_xml::events::Event;
 use std::ffi::OsString;
-use std::io::{BufReader, Read, Write};
+use std::io::{BufReader, ErrorKind, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 /// Where the uuid must be found. It stands at the top; the whole XML may be 25 MB.
@@ -35,13 +36,15 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
     let started = Instant::now();
     let argument = |at: usize| arguments.get(at).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
     let (name, op) = (argument(0), HookOp::parse(&argument(1), &argument(2)));
+    // Before the first file is read: a read may hang.
+    let limits = give_up_in_time(started, &name, op);
     let settings = read_settings();
-    let deadline = settings.as_ref().map_or(DEFAULT_DEADLINE, |read| Duration::from_millis(read.deadline_ms));
-    let deadline = if op.can_refuse() { deadline } else { deadline.min(END_DEADLINE) };
+    let limit = Limit::of(settings.as_ref(), op);
     let observe = settings.as_ref().map(|read| read.observe);
-    give_up_at(started + deadline, &name, op, observe == Some(true));
+    // No thread to take it, no deadline but the socket's timeouts; it has been said.
+    let _ = limits.send(limit);
 
-    let call = Call { name, op, started, deadline };
+    let call = Call { name, op, started, deadline: limit.deadline };
     match (call.decide(std::io::stdin().lock()), op.can_refuse()) {
         (Ok(()), _) | (Err(_), false) => ExitCode::SUCCESS,
         // safety: an observing node promises nothing, so nobody relies on a refusal.
@@ -49,6 +52,24 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
         (Err(sentence), true) => {
             complain(&sentence);
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// How long libvirt is kept waiting, and whether a late verdict refuses.
+#[derive(Debug, Clone, Copy)]
+struct Limit {
+    deadline: Duration,
+    refuses: bool,
+}
+
+impl Limit {
+    fn of(settings: Option<&HookSettings>, op: HookOp) -> Limit {
+        let deadline = settings.map_or(DEFAULT_DEADLINE, |read| Duration::from_millis(read.deadline_ms));
+        let observe = settings.is_some_and(|read| read.observe);
+        Limit {
+            deadline: if op.can_refuse() { deadline } else { deadline.min(END_DEADLINE) },
+            refuses: op.can_refuse() && op != HookOp::Reconnect && !observe,
         }
     }
 }
@@ -73,6 +94,7 @@ impl Call {
             op: self.op,
             daemon: libvirt_daemon(),
             run,
+            asked: Some(clock::now()),
             within_ms: within.as_millis() as u64,
         };
         // The guard answers within its time; the extra is for a guard that does not, and ends before our own.
@@ -80,16 +102,30 @@ impl Call {
         match local::ask(Path::new(local::RUN_DIR), &Request::Hook(request), patience) {
             Ok(Reply::Allow) => Ok(()),
             Ok(Reply::Refuse(sentence)) => Err(sentence),
-            Ok(_) => Err(self.guard_away(domain, "it answered something else: is it of another version?")),
             // safety: the guard owns what runs; here only a positively ended lease may kill (see may_reconnect).
-            Err(_) if self.op == HookOp::Reconnect => reconnect_without_guard(domain),
-            Err(error) => Err(self.guard_away(domain, &error.to_string())),
+            _ if self.op == HookOp::Reconnect => reconnect_without_guard(domain),
+            Ok(Reply::Bad(why)) => Err(self.guard_hangs(domain, &why)),
+            Ok(_) => Err(self.guard_hangs(domain, "it answered something else: is it of another version?")),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                Err(self.guard_hangs(domain, &format!("nothing within {:.1} s", patience.as_secs_f64())))
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::InvalidData) => {
+                Err(self.guard_hangs(domain, &error.to_string()))
+            }
+            Err(error) => Err(self.guard_away(domain, &error)),
         }
     }
 
-    fn guard_away(&self, domain: DomainId, why: &str) -> String {
+    fn guard_away(&self, domain: DomainId, why: &std::io::Error) -> String {
         format!(
             "domain {} is not started: the guard on this host does not answer ({why}). Start it: systemctl start leasehold",
+            label(&self.name, domain)
+        )
+    }
+
+    fn guard_hangs(&self, domain: DomainId, why: &str) -> String {
+        format!(
+            "domain {} is not started: the guard on this host does not answer as it should ({why}). See journalctl -u leasehold; if it hangs: systemctl restart leasehold",
             label(&self.name, domain)
         )
     }
@@ -170,12 +206,16 @@ fn configured_to_observe() -> bool {
     Config::load(Path::new(crate::config::PATH)).is_ok_and(|config| config.policy().observe)
 }
 
-/// Ends the process at the deadline, whatever hangs: stdin, the guard, a disk.
-fn give_up_at(deadline: Instant, name: &str, op: HookOp, observe: bool) {
+/// Ends the process at the deadline, whatever hangs: stdin, the guard, a disk. The deadline is the default one until
+/// another is sent.
+fn give_up_in_time(started: Instant, name: &str, op: HookOp) -> Sender<Limit> {
+    let (sender, limits) = channel();
     let name = name.escape_debug().to_string();
     let timer = std::thread::Builder::new().stack_size(128 << 10).spawn(move || {
-        std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
-        if op.can_refuse() && op != HookOp::Reconnect && !observe {
+        let unknown = Limit::of(None, op);
+        let limit = limits.recv_timeout(unknown.deadline).unwrap_or(unknown);
+        std::thread::sleep((started + limit.deadline).saturating_duration_since(Instant::now()));
+        if limit.refuses {
             complain(&format!("domain {name} is not started: no verdict in time. Is the guard or a disk of this host hung? See `leasehold status`"));
             std::process::exit(1);
         }
@@ -185,6 +225,7 @@ fn give_up_at(deadline: Instant, name: &str, op: HookOp, observe: bool) {
         // Without a timer every step still has the socket's timeouts.
         complain("cannot start the deadline's thread");
     }
+    sender
 }
 
 /// One line on stderr; a closed pipe is nobody's business.

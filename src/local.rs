@@ -2,6 +2,7 @@
 
 use crate::lease::event::HookOp;
 use crate::lease::id::{DomainId, ProcessKey};
+use crate::lease::time::BootTime;
 use crate::lease::view::StatusView;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -70,7 +71,10 @@ pub struct HookRequest {
     pub daemon: Option<ProcessKey>,
     /// `<domain id=...>` of the XML.
     pub run: Option<i64>,
-    /// The hook gives up in this many milliseconds.
+    /// When libvirt ran the hook. A guard that was stopped reads the questions of hooks that have long given up.
+    #[serde(default)]
+    pub asked: Option<BootTime>,
+    /// The hook gives up this many milliseconds later.
     pub within_ms: u64,
 }
 
@@ -126,6 +130,7 @@ mod tests {
             op: HookOp::Prepare,
             daemon: None,
             run: Some(4),
+            asked: None,
             within_ms: 2700,
         });
         let mut line = Vec::new();

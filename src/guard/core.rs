@@ -9,6 +9,7 @@ use crate::lease::event::{Action, Event, Severity};
 use crate::lease::guard::Guard;
 use crate::lease::view::StatusView;
 use crate::node::clock::{self, BootTimer};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -47,10 +48,27 @@ pub struct Hands {
     pub record: Record,
 }
 
-/// Runs until the process ends.
+/// Runs until the process ends. Hooks come last: a host that starts hundreds of domains at once must not let the answers
+/// that renew what runs grow old in the queue behind them.
 pub fn run(mut guard: Guard, inputs: Receiver<Input>, hands: &Hands, timer: &BootTimer, permit: &Arc<Permit>) {
     carry_out(&mut guard, Event::Tick, hands, timer, permit);
-    while let Ok(input) = inputs.recv() {
+    let mut hooks = VecDeque::new();
+    loop {
+        let first = if hooks.is_empty() { inputs.recv().ok() } else { None };
+        if first.is_none() && hooks.is_empty() {
+            return;
+        }
+        let mut next = None;
+        for input in first.into_iter().chain(inputs.try_iter()) {
+            match input {
+                Input::Event(Event::Hook(_)) => hooks.push_back(input),
+                _ => {
+                    next = Some(input);
+                    break;
+                }
+            }
+        }
+        let Some(input) = next.or_else(|| hooks.pop_front()) else { continue };
         match input {
             Input::Event(event) => carry_out(&mut guard, event, hands, timer, permit),
             Input::Status(reply) => {

@@ -97,6 +97,16 @@ impl Worker {
         if alive.is_empty() || clock::now() >= by {
             return;
         }
+        // virsh takes a uuid that libvirt does not know for a name, and would destroy whoever is called so.
+        let namesake = self.copies.all().into_iter().find(|copy| copy.process.name == domain.to_string());
+        if let Some(other) = namesake.filter(|other| other.process.domain != domain) {
+            let (who, other) = (label(name, domain), other.process.domain);
+            self.record.say(
+                Severity::Warning,
+                format!("libvirt is not asked to destroy domain {who}: domain {other} has its uuid for a name, and might be hit instead. SIGKILL does not need it"),
+            );
+            return;
+        }
         for copy in &alive {
             copy.remember_traces();
             // rule 7: libvirt's SIGTERM must not leave sockets behind that go on retransmitting

@@ -1,19 +1,20 @@
 //! The guard's unix socket: hooks and `leasehold status`. A thread for each connection, and not more than so many.
 
 use super::core::Input;
-use super::outbox::Waiting;
+use super::outbox::{Delivered, Waiting};
 use super::record::Record;
-use super::scan::LastCaller;
+use super::scan::Callers;
 use crate::lease::event::{Event, HookCall, HookId, Severity, Verdict};
+use crate::lease::ledger::label;
 use crate::local::{self, HookRequest, Reply, Request};
 use crate::node::clock;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Connections at once: every domain of a large host starting at the same moment, and a few operators.
@@ -33,7 +34,7 @@ pub fn start(
     path: &Path,
     core: &Sender<Input>,
     waiting: &Waiting,
-    caller: &LastCaller,
+    callers: &Arc<Mutex<Callers>>,
     record: &Record,
 ) -> io::Result<()> {
     match std::fs::remove_file(path) {
@@ -45,7 +46,7 @@ pub fn start(
     let desk = Arc::new(Desk {
         core: core.clone(),
         waiting: waiting.clone(),
-        caller: caller.clone(),
+        callers: callers.clone(),
         record: record.clone(),
         next: AtomicU64::new(1),
         open: AtomicUsize::new(0),
@@ -57,7 +58,7 @@ pub fn start(
 struct Desk {
     core: Sender<Input>,
     waiting: Waiting,
-    caller: LastCaller,
+    callers: Arc<Mutex<Callers>>,
     record: Record,
     next: AtomicU64,
     open: AtomicUsize,
@@ -108,9 +109,12 @@ impl Desk {
         let within = Duration::from_millis(request.within_ms).min(LONGEST_HOOK);
         let (to, verdict) = sync_channel(1);
         self.waiting.enter(id, to);
-        if request.daemon.is_some() {
-            *self.caller.lock().expect("no holder panics") = request.daemon;
+        if let Some(daemon) = request.daemon {
+            self.callers.lock().expect("no holder panics").call(daemon);
         }
+        let now = clock::now();
+        let asked = request.asked.map_or(now, |asked| asked.min(now));
+        let (op, who) = (request.op, label(&request.name, request.domain));
         let call = HookCall {
             id,
             domain: request.domain,
@@ -119,15 +123,20 @@ impl Desk {
             daemon: request.daemon,
             run: request.run,
             // A twentieth is for the ledger and the way back.
-            answer_by: clock::now() + within - within / 20,
+            answer_by: asked + within - within / 20,
         };
         self.core.send(Input::Event(Event::Hook(call))).expect("the core lives as long as the process");
-        let verdict = verdict.recv_timeout(within);
+        let delivered = verdict.recv_timeout(within);
         self.waiting.leave(id);
-        match verdict {
-            Ok(Verdict::Allow) => Reply::Allow,
-            Ok(Verdict::Refuse(sentence)) => Reply::Refuse(sentence),
-            Err(_) => Reply::Refuse("the guard on this host did not decide in time. See its log".into()),
+        match delivered {
+            // rule 8: an admission must be in the ledger before its yes leaves
+            Ok(Delivered { verdict: Verdict::Allow, unwritten: Some(why) }) if op.admits() => {
+                Reply::Refuse(format!("domain {who} is not started: this host's leasehold cannot write {why}"))
+            }
+            Ok(Delivered { verdict: Verdict::Allow, .. }) => Reply::Allow,
+            Ok(Delivered { verdict: Verdict::Refuse(sentence), .. }) => Reply::Refuse(sentence),
+            // No verdict, which the hook knows to take: refusing here would kill what a restarted libvirtd finds running.
+            Err(_) => Reply::Bad("it did not decide in time".into()),
         }
     }
 

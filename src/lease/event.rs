@@ -31,6 +31,8 @@ pub enum Event {
         /// What each endpoint said.
         why: String,
     },
+    /// This question left without its receipts: the ledger that they rely on could not be written.
+    ReceiptsWithheld(QuestionNumber),
     /// The watch says to ask now and to name these domains.
     Hinted(Vec<DomainId>),
     /// libvirt's own word on which starts it has in flight.
@@ -142,6 +144,12 @@ impl HookOp {
             ("release", _) => HookOp::Release,
             _ => HookOp::OtherEnd,
         }
+    }
+
+    /// Whether its yes lets something start, and so relies on the ledger. The yes to `reconnect` and `started` changes
+    /// nothing: the process is there already.
+    pub fn admits(self) -> bool {
+        matches!(self, HookOp::Prepare | HookOp::Start | HookOp::Migrate | HookOp::Restore | HookOp::OtherBegin)
     }
 
     /// Whether libvirt lets this operation be refused.

@@ -145,6 +145,12 @@ impl Guard {
             Event::Hook(call) => self.hook(now, call),
             Event::Answered(answer) => self.answered(now, &answer),
             Event::Unanswered { question, why } => self.unanswered(question, why),
+            Event::ReceiptsWithheld(question) => {
+                // Its answer acknowledges nothing, so they stay due.
+                if let Some(asked) = self.asked.get_mut(&question) {
+                    asked.receipts.clear();
+                }
+            }
             Event::Hinted(domains) => {
                 self.hinted.extend(domains.into_iter().take(MAX_DOMAINS));
                 self.ask_soon = true;

@@ -62,6 +62,11 @@ impl Guard {
         }
         let decision = admission::decide(self.ledger.domains.get(&call.domain), call, now, &self.policy);
         match decision {
+            // It has given up: nobody would take this yes, and nothing would end the admission.
+            Decision::Admit(_) if late => Some(Verdict::Refuse(format!(
+                "domain {} is not started: no verdict in time. Start it again",
+                label(&call.name, call.domain)
+            ))),
             Decision::Admit(admission) => {
                 let entry = self.ledger.domains.entry(call.domain).or_default();
                 entry.name.clone_from(&call.name);

@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -243,9 +244,14 @@ pub fn is_daemon_name(name: &str) -> bool {
 }
 
 /// The libvirt daemon that runs the QEMU driver here: the holder of the lock on `driver.pid` in `run_dir`
-/// (/run/libvirt/qemu), else what the daemons' own pid files in the directory two above it name. `None`: no such daemon
-/// runs, so no start is in flight.
+/// (/run/libvirt/qemu), else what the daemons' own pid files in the directory two above it name, else the oldest one of
+/// root's in /proc: a daemon in a container may keep its files elsewhere. `None`: no such daemon runs, so no start is in
+/// flight.
 pub fn daemon(run_dir: &Path) -> Option<ProcessKey> {
+    named_by_files(run_dir).or_else(any_daemon)
+}
+
+fn named_by_files(run_dir: &Path) -> Option<ProcessKey> {
     let driver = run_dir.join("driver.pid");
     let run = run_dir.parent().and_then(Path::parent);
     let of_daemons = ["virtqemud.pid", "libvirtd.pid"].into_iter().filter_map(|name| Some(run?.join(name)));
@@ -254,6 +260,16 @@ pub fn daemon(run_dir: &Path) -> Option<ProcessKey> {
         .flat_map(|path| [lock_holder(&path), pid_in(&path)])
         .filter_map(|pid| daemon_with_pid(pid.ok()??))
         .next()
+}
+
+/// The oldest daemon of root's. Those of users serve `qemu:///session`, which is no business of this host's.
+fn any_daemon() -> Option<ProcessKey> {
+    let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let of_root = |pid: &i32| fs::metadata(format!("/proc/{pid}")).is_ok_and(|process| process.uid() == 0);
+    pids.filter(|&pid| process::comm_of(pid).is_ok_and(|comm| is_daemon_name(&comm)))
+        .filter(of_root)
+        .filter_map(daemon_with_pid)
+        .min_by_key(|daemon| daemon.started)
 }
 
 /// A pid in a file, and the holder of a lock, can be anybody: it must live and be the daemon by name or binary.
@@ -325,12 +341,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("libvirt/qemu");
         fs::create_dir_all(&run_dir).unwrap();
-        assert_eq!(daemon(&run_dir), None);
+        assert_eq!(named_by_files(&run_dir), None);
         let somebody = TestChild::sleeping();
         fs::write(run_dir.join("driver.pid"), somebody.pid().to_string()).unwrap();
-        assert_eq!(daemon(&run_dir), None);
+        assert_eq!(named_by_files(&run_dir), None);
         let posing = TestChild::posing_as_qemu(dir.path(), "virtqemud", &[]);
         fs::write(dir.path().join("virtqemud.pid"), format!("{}\n", posing.pid())).unwrap();
-        assert_eq!(daemon(&run_dir), Some(process::key_of(posing.pid()).unwrap()));
+        assert_eq!(named_by_files(&run_dir), Some(process::key_of(posing.pid()).unwrap()));
     }
 }

@@ -67,7 +67,9 @@ impl OnlyOne {
             }
             Err(TryLockError::Error(cause)) => return Err(failed(cause)),
         }
-        file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
+        // Over what is there and then cut, which takes no new block of a file system that is full.
+        let pid = format!("{}\n", std::process::id());
+        file.write_all(pid.as_bytes()).and_then(|()| file.set_len(pid.len() as u64)).map_err(failed)?;
         Ok(OnlyOne { _file: file })
     }
 }

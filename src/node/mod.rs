@@ -25,6 +25,7 @@ pub mod files;
 mod flush;
 pub mod gone;
 pub mod hook_audit;
+mod hook_files;
 pub mod host;
 pub mod kill;
 pub mod libvirt;

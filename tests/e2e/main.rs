@@ -3,11 +3,16 @@
 mod harness;
 
 mod authority_crash;
+mod guard_life;
+mod hook_liveness;
 mod hook_matrix;
+mod libvirtd;
 mod lifecycle;
 mod mass_kill;
+mod names;
 mod one_node_id;
 mod revoked_while_starting;
+mod saved_state;
 mod stale;
 mod stolen_time;
 mod testbed;

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A domain to define: 32 MiB, no devices, a disk if one is given.
 #[derive(Debug, Clone)]
@@ -10,13 +11,26 @@ pub struct Domain {
     pub uuid: String,
     pub disk: Option<PathBuf>,
     pub cache: &'static str,
+    /// "raw", shareable between hosts, or "qcow2", which can have snapshots.
+    pub format: &'static str,
+    /// More of libvirt's XML: elements of `<domain>` and of `<devices>`.
+    pub elements: &'static str,
+    pub devices: &'static str,
 }
 
 impl Domain {
     /// A domain with a uuid of its own.
     pub fn new(name: &str) -> Domain {
         let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("Linux has random uuids");
-        Domain { name: name.to_owned(), uuid: uuid.trim().to_owned(), disk: None, cache: "none" }
+        let (name, uuid) = (name.to_owned(), uuid.trim().to_owned());
+        Domain { name, uuid, disk: None, cache: "none", format: "raw", elements: "", devices: "" }
+    }
+
+    /// With a new qcow2 disk.
+    pub fn with_qcow2(self, disk: &Path) -> Domain {
+        let made = Command::new("qemu-img").args(["create", "-q", "-f", "qcow2"]).arg(disk).arg("16M").status();
+        assert!(made.expect("qemu-img can be run").success());
+        Domain { format: "qcow2", cache: "writethrough", ..self.with_disk(disk) }
     }
 
     /// With a raw disk.
@@ -32,18 +46,22 @@ impl Domain {
             let path = escape(&path.display().to_string());
             write!(
                 disk,
-                "<disk type='file'><driver name='qemu' type='raw' cache='{}'/><source file='{path}'/>\
-                 <target dev='vda' bus='virtio'/><shareable/></disk>",
-                self.cache
+                "<disk type='file'><driver name='qemu' type='{}' cache='{}'/><source file='{path}'/>\
+                 <target dev='vda' bus='virtio'/>{}</disk>",
+                self.format,
+                self.cache,
+                if self.format == "raw" { "<shareable/>" } else { "" }
             )
             .expect("a String takes everything");
         }
         format!(
             "<domain type='qemu'><name>{}</name><uuid>{}</uuid><memory unit='MiB'>32</memory>\
-             <os><type arch='x86_64'>hvm</type></os><devices>{disk}<controller type='usb' model='none'/>\
+             <os><type arch='x86_64'>hvm</type></os>{}<devices>{disk}{}<controller type='usb' model='none'/>\
              <memballoon model='none'/></devices></domain>",
             escape(&self.name),
-            self.uuid
+            self.uuid,
+            self.elements,
+            self.devices
         )
     }
 }

@@ -25,4 +25,4 @@ pub use signals::SigkillTrace;
 pub use site::{Node, Site, expiry};
 pub use space::Space;
 pub use wait::{Stopwatch, wait_until};
-pub use world::{World, leasehold};
+pub use world::{World, leasehold, tell};
