@@ -4,7 +4,7 @@ use super::cgroup::{DomainCgroup, Member};
 use super::domains::DomainProcess;
 use super::process::{self, Process};
 use super::tcp_table::Connection;
-use super::traces::{FlushError, Traces, flush, orphans};
+use super::traces::{FlushError, Traces, end_noted, flush, orphans};
 use crate::lease::id::{DomainId, ProcessKey};
 use std::path::Path;
 use std::{fmt, fs, io};
@@ -123,8 +123,14 @@ fn check_left(cgroup: &DomainCgroup, traces: &Traces) -> Result<(), NotGone> {
     if !cgroup.is_empty().map_err(unknown("its cgroup"))? {
         return Err(NotGone::CgroupPopulated(cgroup.members().unwrap_or_default()));
     }
-    let orphans = orphans(traces).map_err(unknown("the kernel's table of TCP sockets"))?;
-    if orphans.is_empty() { Ok(()) } else { Err(NotGone::Orphans(orphans)) }
+    let table = "the kernel's table of TCP sockets";
+    let mut left = orphans(traces).map_err(unknown(table))?;
+    if !left.is_empty() {
+        // Somebody else killed it, and its connections were not prepared (rule 7).
+        end_noted(&left, traces);
+        left = orphans(traces).map_err(unknown(table))?;
+    }
+    if left.is_empty() { Ok(()) } else { Err(NotGone::Orphans(left)) }
 }
 
 /// The whole proof for a process that ended while nobody held it, from what was noted before. May block as

@@ -29,6 +29,7 @@ pub mod kill;
 pub mod libvirt;
 pub mod lock;
 pub mod process;
+mod sock_diag;
 pub mod state_files;
 mod sys;
 mod tcp_table;

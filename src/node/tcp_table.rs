@@ -23,6 +23,11 @@ impl Connection {
         let end = |address: SocketAddr| (address.ip().to_canonical(), address.port());
         Connection { local: end(local), remote: end(remote) }
     }
+
+    /// Its two ends, ours first.
+    pub(super) fn ends(&self) -> ((IpAddr, u16), (IpAddr, u16)) {
+        (self.local, self.remote)
+    }
 }
 
 impl fmt::Display for Connection {

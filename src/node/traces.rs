@@ -5,6 +5,7 @@
 
 use super::domains::DomainProcess;
 use super::process::{self, Process, is_vanished};
+use super::sock_diag;
 use super::tcp_table::{self, Connection};
 use nix::sys::socket::{SockType, getsockopt, setsockopt, sockopt};
 use serde::{Deserialize, Serialize};
@@ -166,18 +167,31 @@ pub fn reset_on_close(process: &Process) -> usize {
 /// Connections of the dead that still hold data to send: in the kernel's table without an inode, that is without an owner.
 /// They are looked for in this process's own network namespace, which is the one libvirt starts QEMUs in.
 ///
+/// A connection that nobody noted, because it was younger than the last look, goes in all likelihood where a noted one went:
+/// an orphan with the far end of a noted connection counts as well.
+///
 /// # Errors
 /// /proc/self/net/tcp or tcp6 cannot be read.
 pub fn orphans(traces: &Traces) -> io::Result<Vec<Connection>> {
     if traces.connections.is_empty() {
         return Ok(Vec::new());
     }
+    let far: BTreeSet<_> = traces.connections.iter().map(|connection| connection.ends().1).collect();
     let table = tcp_table::read(Path::new("/proc/self/net"))?;
     Ok(table
         .into_iter()
-        .filter(|row| row.is_orphan_with_data() && traces.connections.contains(&row.connection))
+        .filter(|row| row.is_orphan_with_data() && far.contains(&row.connection.ends().1))
         .map(|row| row.connection)
         .collect())
+}
+
+/// Ends those of the orphans that were noted, and drops their queues: what a dead process had left to send is never wanted.
+/// What is not surely its own, and where the kernel cannot do it, is left to run out (a minute or two).
+pub fn end_noted(orphans: &[Connection], traces: &Traces) {
+    for orphan in orphans.iter().filter(|orphan| traces.connections.contains(orphan)) {
+        // An orphan that is left keeps its process from being called gone, so the error needs no telling.
+        let _ = sock_diag::end_orphan(orphan);
+    }
 }
 
 /// One of a process's descriptors.
@@ -258,7 +272,7 @@ mod tests {
     use crate::node::testing::Child;
     use std::fs::OpenOptions;
     use std::io::Write;
-    use std::net::TcpListener;
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener};
     use std::os::fd::OwnedFd;
     use std::os::unix::fs::OpenOptionsExt;
     use std::process::{Command, Stdio};
@@ -266,7 +280,8 @@ mod tests {
     /// A child whose standard output is this, and which does nothing.
     fn holding(what: impl Into<Stdio>) -> (Child, Process) {
         let mut command = Command::new("cat");
-        command.stdout(what);
+        // What this test writes to is nothing of the child's.
+        command.stdout(what).stderr(Stdio::null());
         let child = Child::spawn(command);
         let process = Process::open(child.pid()).unwrap();
         (child, process)
@@ -322,6 +337,27 @@ mod tests {
             assert!(std::time::Instant::now() < give_up, "the last acknowledgement comes");
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn an_orphan_that_was_noted_is_ended_with_its_queue_and_one_to_the_same_place_is_waited_for() {
+        let (mut child, process, far) = stuffed();
+        let traces = Traces::of(&process).unwrap();
+        process.kill().unwrap();
+        child.wait_exited(&process);
+        child.reap();
+        let left = orphans(&traces).unwrap();
+        let elsewhere = |port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        let (_, (_, port)) = left[0].ends();
+        let younger = Connection::new(elsewhere(1), elsewhere(port));
+        let unnoted = Traces { connections: [younger].into(), ..Traces::default() };
+        assert_eq!(orphans(&unnoted).unwrap(), left, "it may be its own");
+        end_noted(&left, &unnoted);
+        assert_eq!(orphans(&traces).unwrap(), left, "and may be not");
+        end_noted(&left, &traces);
+        assert!(orphans(&traces).unwrap().is_empty());
+        let end = io::copy(&mut &far, &mut io::sink()).unwrap_err();
+        assert_eq!(end.kind(), io::ErrorKind::ConnectionReset);
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod harness;
 
 mod authority_crash;
 mod hook_matrix;
+mod late_writes;
 mod lifecycle;
 mod testbed;
 mod two_hosts;

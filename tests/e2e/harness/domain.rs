@@ -10,13 +10,21 @@ pub struct Domain {
     pub uuid: String,
     pub disk: Option<PathBuf>,
     pub cache: &'static str,
+    /// More devices, as XML.
+    pub devices: String,
 }
 
 impl Domain {
     /// A domain with a uuid of its own.
     pub fn new(name: &str) -> Domain {
         let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("Linux has random uuids");
-        Domain { name: name.to_owned(), uuid: uuid.trim().to_owned(), disk: None, cache: "none" }
+        Domain {
+            name: name.to_owned(),
+            uuid: uuid.trim().to_owned(),
+            disk: None,
+            cache: "none",
+            devices: String::new(),
+        }
     }
 
     /// With a raw disk.
@@ -40,10 +48,11 @@ impl Domain {
         }
         format!(
             "<domain type='qemu'><name>{}</name><uuid>{}</uuid><memory unit='MiB'>32</memory>\
-             <os><type arch='x86_64'>hvm</type></os><devices>{disk}<controller type='usb' model='none'/>\
+             <os><type arch='x86_64'>hvm</type></os><devices>{disk}{}<controller type='usb' model='none'/>\
              <memballoon model='none'/></devices></domain>",
             escape(&self.name),
-            self.uuid
+            self.uuid,
+            self.devices
         )
     }
 }
