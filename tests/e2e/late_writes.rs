@@ -1,7 +1,7 @@
-//! Rule 7 over a network: what a dead domain still had to send to its storage must not arrive when the way there
-//! is open again.
+//! Rule 7, where the writes of a domain outlive its process: what it still had to send to its storage must not arrive when
+//! the way there is open again, and what is under way keeps it from being gone.
 
-use crate::harness::{Domain, Site, Storage, World, wait_until};
+use crate::harness::{Domain, FileServer, Site, Storage, World, wait_until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::time::Duration;
@@ -73,4 +73,51 @@ fn a_domain_that_somebody_else_killed_is_not_gone_before_its_connections_are() {
     site.lease(&["revoke", &domain.uuid]).expect_ok();
     site.lease(&["wait", &domain.uuid]).expect_ok();
     storage.assert_silent(&node.host);
+}
+
+/// A process that used io_uring is reaped while its requests are still in the kernel.
+#[test]
+fn a_dead_domain_is_not_gone_while_a_request_of_its_io_uring_is_under_way() {
+    let Some(world) = World::new() else { return };
+    let site = Site::new(&world);
+    let node = site.node("n1", "");
+    let mut server = FileServer::new(&world, &node.host);
+    let device = server.block_device();
+    let disk = format!(
+        "<disk type='block'><driver name='qemu' type='raw' cache='none' io='io_uring'/><source dev='{device}'/>\
+         <target dev='vda' bus='virtio'/></disk>"
+    );
+    let domain = Domain { devices: disk, ..Domain::new("web-1") };
+    node.run_leased(&site, "n1", &domain);
+    node.host.qemu_io(&domain, "write -P 0x11 0 4k");
+    assert_eq!(server.byte(0), 0x11);
+    server.hang();
+    node.host.qemu_io(&domain, "aio_write -P 0xaa 64k 64k");
+    site.lease(&["revoke", &domain.uuid]).expect_ok();
+    node.host.wait_until_gone(&domain, SOON);
+    // The process is dead, proven by its pidfd; the write is still to come.
+    wait_until("the guard knew why it is not gone", SOON, || {
+        node.guard.as_ref().unwrap().log().contains("requests of its io_uring are under way")
+    });
+    assert_eq!((server.byte(64 << 10), &site.show(&domain)["state"]), (0, &"revoking".into()));
+    server.go_on();
+    site.lease(&["wait", &domain.uuid]).expect_ok();
+    assert_eq!(server.byte(64 << 10), 0xaa, "what was under way had landed before it was called gone");
+}
+
+#[test]
+fn a_storage_that_does_not_answer_keeps_no_other_domain_from_being_looked_at() {
+    let Some(world) = World::new() else { return };
+    let site = Site::new(&world);
+    let node = site.node("n1", "");
+    let server = FileServer::new(&world, &node.host);
+    let (hung, other) =
+        (Domain { cache: "writeback", ..Domain::new("hung").with_disk(server.path()) }, Domain::new("other"));
+    node.run_leased(&site, "n1", &hung);
+    node.run_leased(&site, "n1", &other);
+    server.hang();
+    // Longer than the kernel keeps what it knows of the file (1 s), and than the guard goes without looking (5 s).
+    std::thread::sleep(Duration::from_secs(7));
+    site.lease(&["revoke", &other.uuid]).expect_ok();
+    site.lease(&["wait", &other.uuid]).expect_ok();
 }

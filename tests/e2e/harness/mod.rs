@@ -6,6 +6,7 @@
 #![allow(dead_code, unused_imports, reason = "a harness offers what some of its users leave unused")]
 
 mod domain;
+mod file_server;
 mod host;
 mod link;
 mod process;
@@ -16,6 +17,7 @@ mod wait;
 mod world;
 
 pub use domain::{Domain, qemus};
+pub use file_server::FileServer;
 pub use host::Host;
 pub use link::{Direction, Link};
 pub use process::{Finished, Process};
