@@ -9,7 +9,8 @@
 //! | [`command_line`], [`state_files`] | what a QEMU's arguments and libvirt's files say of it |
 //! | [`cgroup`] | a domain's own cgroup: kill all in it, is it empty |
 //! | [`kill`] | the kill of last resort: memory and kernel only (rule 6) |
-//! | [`traces`] | what of a process outlives it: page cache, TCP queues |
+//! | [`traces`] | what of a process outlives it: page cache, TCP queues, requests of io_urings |
+//! | [`late_writes`] | the same told beforehand, and the kernel's own clients |
 //! | [`gone`] | the proof that a process is gone and silent (rule 7) |
 //! | [`libvirt`] | the polite way, through a `virsh` child with a deadline |
 //! | [`hook_audit`] | is libvirt's hook ours and in force (rule 10) |
@@ -21,21 +22,25 @@ pub mod clock;
 pub mod command_line;
 mod descriptors;
 pub mod domains;
+pub mod features;
 pub mod files;
 mod flush;
 pub mod gone;
 pub mod hook_audit;
 pub mod host;
 pub mod kill;
+pub mod late_writes;
 pub mod libvirt;
 pub mod lock;
 mod locks;
+mod mounts;
 pub mod process;
 mod sock_diag;
 pub mod state_files;
 mod sys;
 mod tcp_table;
 pub mod traces;
+mod transport;
 pub mod watch;
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 // include/uapi/linux/sock_diag.h, netlink.h
@@ -44,6 +44,20 @@ pub(super) fn end_orphan(connection: &Connection) -> io::Result<()> {
     match exchange(&diag, SOCK_DESTROY, connection, &message[4 + ID - 8..4 + ID]) {
         Err(error) if is_over(&error) => Ok(()),
         done => done.map(drop),
+    }
+}
+
+/// Whether [`end_orphan`] would work, tried on a connection that cannot be.
+///
+/// # Errors
+/// It would not: as there.
+pub(super) fn can_end_orphans() -> io::Result<()> {
+    // No socket has port 0.
+    let nothing = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
+    match exchange(&open()?, SOCK_DESTROY, &Connection::new(nothing, nothing), &[0; 8]) {
+        Err(error) if is_over(&error) => Ok(()),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

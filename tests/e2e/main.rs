@@ -1,5 +1,6 @@
 //! End-to-end tests on real libvirt and real QEMU, without KVM and without touching the machine's own libvirt.
 
+mod doctor;
 mod harness;
 
 mod authority_crash;
