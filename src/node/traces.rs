@@ -8,6 +8,7 @@
 use super::descriptors::{self, Writable};
 use super::domains::DomainProcess;
 use super::locks::{self, LockedFile};
+use super::mounts;
 use super::process::{Process, is_vanished};
 use super::sock_diag;
 use super::tcp_table::{self, Connection};
@@ -54,7 +55,7 @@ impl FileId {
 /// What was noted of one process, or of several.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traces {
-    /// Open for writing through the host's page cache, and where.
+    /// Open for writing through the host's page cache or on a server's file system, and where.
     #[serde(with = "pairs")]
     pub(super) files: BTreeMap<FileId, PathBuf>,
     pub(super) connections: BTreeSet<Connection>,
@@ -105,7 +106,7 @@ impl Traces {
             } else if descriptor.target.is_absolute() {
                 match descriptor.writable() {
                     Err(error) if is_vanished(&error) => {}
-                    file => traces.note_file(file?, descriptor.target),
+                    file => traces.note_file(process.pid(), file?, descriptor.target),
                 }
             }
         }
@@ -139,12 +140,12 @@ impl Traces {
         Ok(traces)
     }
 
-    fn note_file(&mut self, file: Option<Writable>, path: PathBuf) {
-        let Some(Writable { id, direct, locked, .. }) = file else { return };
+    fn note_file(&mut self, pid: i32, file: Option<Writable>, path: PathBuf) {
+        let Some(Writable { id, direct, mount, locked }) = file else { return };
         if let Some(locked) = locked {
             self.locked.insert(locked, path.clone());
         }
-        if !direct {
+        if !direct || matches!(id, FileId::File { .. }) && is_served(pid, mount) {
             self.files.insert(id, path);
         }
     }
@@ -237,6 +238,13 @@ fn take_tcp(process: &Process, number: RawFd) -> io::Result<Option<TcpStream>> {
 /// `None` for a socket that listens or is not connected.
 fn connection_of(socket: &TcpStream) -> Option<Connection> {
     Some(Connection::new(socket.local_addr().ok()?, socket.peer_addr().ok()?))
+}
+
+/// Whether a file is behind a server, which may keep back what the process believes written. When in doubt, it is.
+fn is_served(pid: i32, mount: Option<u32>) -> bool {
+    let mounts = mounts::of(pid).unwrap_or_default();
+    let found = mounts.iter().find(|known| Some(known.id) == mount);
+    found.is_none_or(|mount| mount.is_network() || mount.is_fuse())
 }
 
 /// Whether an error means that the descriptor cannot be had, though there may be one.

@@ -153,3 +153,22 @@ fn a_storage_that_does_not_answer_keeps_no_other_domain_from_being_looked_at() {
     site.lease(&["revoke", &other.uuid]).expect_ok();
     wait_until("the other was gone", SOON, || site.show(&other)["state"] == "free");
 }
+
+/// What a server keeps back is nobody's to see: it is asked to write, whatever the cache mode.
+#[test]
+fn a_file_behind_a_server_is_flushed_though_the_domain_wrote_past_the_page_cache() {
+    let Some(world) = World::new() else { return };
+    let site = Site::new(&world);
+    let node = site.node("n1", "");
+    let server = FileServer::new(&world, &node.host);
+    let domain = Domain::new("web-1").with_disk(server.path());
+    node.run_leased(&site, "n1", &domain);
+    let notes = format!("/proc/{}/root/run/leasehold/copies.json", node.host.init());
+    wait_until("its disk was noted to be flushed", SOON, || {
+        let notes: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&notes).unwrap_or_default()).unwrap_or_default();
+        notes[0]["noted"]["traces"]["files"].to_string().contains("served-")
+    });
+    site.lease(&["revoke", &domain.uuid]).expect_ok();
+    wait_until("it was gone", SOON, || site.show(&domain)["state"] == "free");
+}

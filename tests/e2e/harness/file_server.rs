@@ -20,7 +20,8 @@ pub struct FileServer<'h> {
 impl<'h> FileServer<'h> {
     /// 8 MiB.
     pub fn new(world: &World, host: &'h Host) -> FileServer<'h> {
-        let (behind, served) = (world.dir().join("behind.raw"), world.dir().join("served.raw"));
+        let file = |name: &str| world.dir().join(format!("{name}-{}.raw", host.name()));
+        let (behind, served) = (file("behind"), file("served"));
         std::fs::write(&behind, vec![0; 8 << 20]).expect("the world's directory is writable");
         std::fs::write(&served, "").expect("the world's directory is writable");
         let disk = format!("driver=file,node-name=disk,filename={},locking=off", behind.display());

@@ -24,9 +24,9 @@ pub struct Storage {
 impl Storage {
     /// An 8 MiB disk, reached from `host` by a cable of its own.
     pub fn new(world: &World, host: &Host) -> Storage {
-        let disk = world.dir().join("served.raw");
+        let disk = world.dir().join(format!("served-to-{}.raw", host.name()));
         std::fs::write(&disk, vec![0; 8 << 20]).expect("the world's directory is writable");
-        let space = world.space("storage");
+        let space = world.space(&format!("storage-of-{}", host.name()));
         let link = world.connect(host, &space);
         let (address, port, path) = (link.far.to_string(), PORT.to_string(), disk.display().to_string());
         let arguments =
