@@ -2,6 +2,7 @@
 
 pub mod check_config;
 pub mod controller;
+pub mod doctor;
 pub mod fence;
 pub mod guard;
 pub mod lease;
@@ -30,6 +31,7 @@ struct Cli {
 enum Command {
     Guard(guard::Args),
     Status(status::Args),
+    Doctor(doctor::Args),
     Timing(timing::Args),
     CheckConfig(check_config::Args),
     Lease(lease::Lease),
@@ -62,6 +64,7 @@ pub fn main() -> ExitCode {
             return end(guard::run(args, &mut io::stderr()));
         }
         Command::Status(args) => status::run(args, &mut out, &mut err),
+        Command::Doctor(args) => return doctor::run(args, &mut Terminal::stdio()).into(),
         Command::Timing(args) => timing::run(args, &mut out, &mut err),
         Command::CheckConfig(args) => check_config::run(args, &mut out, &mut err),
         Command::Lease(args) => return lease::run(args, &mut Terminal::stdio()).into(),

@@ -95,6 +95,15 @@ fn show(view: &StatusView) -> String {
             domain.why,
         ));
     }
+    if view.domains.iter().any(|domain| !domain.late_writes.is_empty()) {
+        text.push_str("\nwhat could still be written after a domain's death, and what would end it:\n");
+    }
+    for domain in &view.domains {
+        for late in &domain.late_writes {
+            let (name, way) = (shown_name(domain), late.way);
+            text.push_str(&format!("{name:width$}  {}, {}; ended by {}\n", late.what, way.name(), way.ended_by()));
+        }
+    }
     text
 }
 

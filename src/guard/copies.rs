@@ -2,10 +2,12 @@
 //! process that ends while no guard runs can be proven gone only from what was noted before.
 
 use crate::lease::id::{DomainId, ProcessKey};
+use crate::lease::late_write::LateWrite;
 use crate::node::cgroup::DomainCgroup;
 use crate::node::domains::DomainProcess;
 use crate::node::files::{self, Durability};
 use crate::node::gone::{self, Gone, NotGone};
+use crate::node::late_writes;
 use crate::node::traces::Traces;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,6 +35,7 @@ pub struct Known {
     /// The process.
     pub process: DomainProcess,
     noted: Mutex<Noted>,
+    late_writes: Mutex<BTreeSet<LateWrite>>,
     not_gone: Mutex<Option<String>>,
 }
 
@@ -55,7 +58,8 @@ pub struct Note {
 
 impl Known {
     fn new(process: DomainProcess, noted: Noted) -> Known {
-        let known = Known { process, noted: Mutex::new(noted), not_gone: Mutex::default() };
+        let known =
+            Known { process, noted: Mutex::new(noted), late_writes: Mutex::default(), not_gone: Mutex::default() };
         known.remember_traces();
         known
     }
@@ -63,6 +67,10 @@ impl Known {
     /// Looks again at what it would leave behind; what was once seen stays.
     pub fn remember_traces(&self) {
         let now = Traces::of_domain(&self.process);
+        // For people: what cannot be seen now is shown by the next look.
+        if let Some(ways) = now.as_ref().ok().and_then(|traces| late_writes::of(&self.process, traces).ok()) {
+            *lock(&self.late_writes) = ways;
+        }
         let mut noted = lock(&self.noted);
         match now {
             Ok(traces) => noted.traces.merge(traces),
@@ -76,6 +84,11 @@ impl Known {
         gone::check_dead(&self.process, &noted.traces)?;
         noted.flush_all_if_in_part();
         gone::prove_gone(&self.process, &noted.traces)
+    }
+
+    /// In which ways its writes could arrive after its death.
+    pub fn late_writes(&self) -> BTreeSet<LateWrite> {
+        lock(&self.late_writes).clone()
     }
 
     /// What the last attempt to prove its end said.
@@ -135,6 +148,12 @@ impl Copies {
     /// All processes of a domain that are not proven gone.
     pub fn of(&self, domain: DomainId) -> Vec<Arc<Known>> {
         self.inner().known.values().filter(|known| known.process.domain == domain).cloned().collect()
+    }
+
+    /// In which ways a domain's writes could arrive after its death.
+    pub fn late_writes(&self, domain: DomainId) -> Vec<LateWrite> {
+        let ways: BTreeSet<LateWrite> = self.of(domain).iter().flat_map(|known| known.late_writes()).collect();
+        ways.into_iter().collect()
     }
 
     /// Every process that is not proven gone.

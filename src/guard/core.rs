@@ -75,6 +75,9 @@ pub fn run(mut guard: Guard, inputs: Receiver<Input>, hands: &Hands, timer: &Boo
                 let mut view = guard.view(clock::now());
                 view.faults.extend(hands.scanner.faults());
                 view.faults.extend(hands.faults.iter().cloned());
+                for domain in &mut view.domains {
+                    domain.late_writes = hands.scanner.late_writes(domain.domain);
+                }
                 // Whoever asked may have gone; the status is lost with it.
                 let _ = reply.try_send(view);
             }

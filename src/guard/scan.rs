@@ -6,6 +6,7 @@ use super::core::Input;
 use super::record::Record;
 use crate::lease::event::{CopyState, Event, Scan, SeenCopy, Severity};
 use crate::lease::id::{DomainId, ProcessKey};
+use crate::lease::late_write::LateWrite;
 use crate::lease::ledger::label;
 use crate::node::domains::{DomainProcess, Finder, RunState};
 use crate::node::hook_audit::{Auditor, Newcomer};
@@ -57,6 +58,7 @@ pub struct Scanner {
     wake: Arc<EventFd>,
     callers: Arc<Mutex<Callers>>,
     faults: Arc<Mutex<Vec<String>>>,
+    copies: Copies,
 }
 
 /// Where and how often to look.
@@ -115,7 +117,7 @@ impl Scanner {
             }
             thread.run();
         })?;
-        Ok(Scanner { wake, callers, faults })
+        Ok(Scanner { wake, callers, faults, copies: copies.clone() })
     }
 
     /// Scans now, and says which of these libvirt daemons no longer live. Never blocks.
@@ -123,6 +125,11 @@ impl Scanner {
         self.callers.lock().expect("no holder panics").watched.extend(daemons);
         // Full means that a wake-up is already under way.
         let _ = self.wake.write(1);
+    }
+
+    /// In which ways a domain's writes could arrive after its death.
+    pub fn late_writes(&self, domain: DomainId) -> Vec<LateWrite> {
+        self.copies.late_writes(domain)
     }
 
     /// What is wrong with the installation, each with its remedy.

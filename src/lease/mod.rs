@@ -8,6 +8,7 @@ pub mod guard;
 mod hooks;
 pub mod id;
 mod ladder;
+pub mod late_write;
 pub mod ledger;
 pub mod policy;
 pub mod time;

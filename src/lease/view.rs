@@ -2,6 +2,7 @@
 
 use super::guard::Guard;
 use super::id::{BootId, DomainId, Epoch, NodeId};
+use super::late_write::LateWrite;
 use super::ledger::{Entry, Right, denial};
 use super::time::BootTime;
 use crate::protocol::{Mode, NamedState};
@@ -56,6 +57,9 @@ pub struct DomainView {
     pub pids: Vec<i32>,
     /// Why it is as it is, for people.
     pub why: String,
+    /// In which ways its writes could arrive after its death.
+    #[serde(default)]
+    pub late_writes: Vec<LateWrite>,
 }
 
 /// Where a domain's lease stands on this node.
@@ -134,6 +138,7 @@ impl Guard {
             state: entry.named(domain).state,
             pids: entry.copies.iter().map(|copy| copy.process.pid).collect(),
             why,
+            late_writes: Vec::new(),
         }
     }
 }

@@ -4,7 +4,7 @@ use super::process::is_vanished;
 use super::traces::{FileId, Traces};
 use nix::sys::stat::{major, minor};
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
@@ -51,6 +51,9 @@ pub fn flush(traces: &Traces) -> Result<(), FlushError> {
 
 fn flush_file(id: FileId, device: u64, path: &Path) -> io::Result<()> {
     if let Some(file) = open_as(id, path)? {
+        // An O_DIRECT write to NFS does not keep its process alive (fs/nfs/direct.c, `nfs_direct_wait` is killable), and fsync
+        // does not wait for it; an ordinary read does (fs/nfs/io.c, `nfs_start_io_read`).
+        let _ = file.read_at(&mut [0], 0)?;
         return file.sync_all();
     }
     // Renamed, perhaps: its pages are as dirty under the new name. The nearest directory that is left tells the file system.

@@ -4,13 +4,13 @@ use super::cgroup::{DomainCgroup, Member};
 use super::domains::DomainProcess;
 use super::process::{self, Process};
 use super::tcp_table::Connection;
-use super::traces::{FlushError, Traces, flush, orphans};
+use super::traces::{FlushError, Traces, end_noted, flush, orphans, under_way};
 use crate::lease::id::{DomainId, ProcessKey};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};
 
 /// One process of a domain is proven gone: every thread has exited, its cgroup is empty, none of its connections goes on
-/// sending, and what it left in the page cache is written. Only [`prove_gone`] makes one.
+/// sending, none of its requests is under way, and what it left in the page cache is written. Only [`prove_gone`] makes one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Gone {
     process: ProcessKey,
@@ -43,6 +43,8 @@ pub enum NotGone {
     CgroupPopulated(Vec<Member>),
     /// Its connections go on sending.
     Orphans(Vec<Connection>),
+    /// Its files are still open: requests of its io_uring are under way.
+    UnderWay(Vec<PathBuf>),
     /// What it left in the page cache cannot be written.
     Unflushed(FlushError),
     /// One of the proofs cannot be had.
@@ -84,6 +86,10 @@ impl fmt::Display for NotGone {
                 write!(f, "the kernel goes on sending what it had queued: ")?;
                 list(f, connections, |f, connection| write!(f, "TCP {connection}"))
             }
+            NotGone::UnderWay(paths) => {
+                write!(f, "requests of its io_uring are under way, and its storage does not answer: ")?;
+                list(f, paths, |f, path| write!(f, "{}", path.display()))
+            }
             NotGone::Unflushed(error) => error.fmt(f),
             NotGone::Unknown { what, cause } => write!(f, "cannot read {what}: {cause}"),
         }
@@ -117,14 +123,24 @@ pub fn check_dead(domain: &DomainProcess, traces: &Traces) -> Result<(), NotGone
     check_left(&domain.cgroup, traces)
 }
 
-/// What outlives the QEMU itself: its helpers and its connections.
+/// What outlives the QEMU itself: its helpers, its connections, its requests.
 fn check_left(cgroup: &DomainCgroup, traces: &Traces) -> Result<(), NotGone> {
     let unknown = |what| move |cause| NotGone::Unknown { what, cause };
     if !cgroup.is_empty().map_err(unknown("its cgroup"))? {
         return Err(NotGone::CgroupPopulated(cgroup.members().unwrap_or_default()));
     }
-    let orphans = orphans(traces).map_err(unknown("the kernel's table of TCP sockets"))?;
-    if orphans.is_empty() { Ok(()) } else { Err(NotGone::Orphans(orphans)) }
+    let table = "the kernel's table of TCP sockets";
+    let mut left = orphans(traces).map_err(unknown(table))?;
+    if !left.is_empty() {
+        // Somebody else killed it, and its connections were not prepared (rule 7).
+        end_noted(&left, traces);
+        left = orphans(traces).map_err(unknown(table))?;
+    }
+    if !left.is_empty() {
+        return Err(NotGone::Orphans(left));
+    }
+    let held = under_way(traces).map_err(unknown("the kernel's table of locks"))?;
+    if held.is_empty() { Ok(()) } else { Err(NotGone::UnderWay(held)) }
 }
 
 /// The whole proof for a process that ended while nobody held it, from what was noted before. May block as

@@ -105,6 +105,18 @@ impl Libvirt {
         Ok(starting)
     }
 
+    /// The daemon's version, like `9.0.0`.
+    ///
+    /// # Errors
+    /// It does not answer: see [`PoliteError`].
+    pub fn version(&self, by: BootTime) -> Result<String, PoliteError> {
+        let arguments = ["version", "--daemon"];
+        let answer = self.virsh(&arguments, by)?;
+        let version = answer.lines().find_map(|line| line.strip_prefix("Running against daemon:"));
+        let refused = || PoliteError::Refused { asked: arguments.join(" "), said: answer.clone() };
+        version.map(|version| version.trim().to_owned()).ok_or_else(refused)
+    }
+
     /// A command that prints one uuid a line.
     fn ask(&self, arguments: &[&str], by: BootTime) -> Result<Vec<DomainId>, PoliteError> {
         let answer = self.virsh(arguments, by)?;

@@ -1,11 +1,13 @@
 //! End-to-end tests on real libvirt and real QEMU, without KVM and without touching the machine's own libvirt.
 
+mod doctor;
 mod harness;
 
 mod authority_crash;
 mod guard_life;
 mod hook_liveness;
 mod hook_matrix;
+mod late_writes;
 mod libvirtd;
 mod lifecycle;
 mod mass_kill;

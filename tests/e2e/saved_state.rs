@@ -110,7 +110,7 @@ fn a_guest_that_is_reset_reboots_or_crashes_keeps_its_process_and_its_lease_unti
     let node = site.node("n1", "");
     let domain = Domain {
         elements: "<features><acpi/></features><on_crash>restart</on_crash>",
-        devices: "<panic model='isa'/>",
+        devices: "<panic model='isa'/>".to_owned(),
         ..Domain::new("web-1")
     };
     node.run_leased(&site, "n1", &domain);

@@ -15,7 +15,7 @@ pub struct Domain {
     pub format: &'static str,
     /// More of libvirt's XML: elements of `<domain>` and of `<devices>`.
     pub elements: &'static str,
-    pub devices: &'static str,
+    pub devices: String,
 }
 
 impl Domain {
@@ -23,7 +23,7 @@ impl Domain {
     pub fn new(name: &str) -> Domain {
         let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("Linux has random uuids");
         let (name, uuid) = (name.to_owned(), uuid.trim().to_owned());
-        Domain { name, uuid, disk: None, cache: "none", format: "raw", elements: "", devices: "" }
+        Domain { name, uuid, disk: None, cache: "none", format: "raw", elements: "", devices: String::new() }
     }
 
     /// With a new qcow2 disk.

@@ -68,6 +68,13 @@ impl Host {
         qemus(&domain.uuid).into_iter().find(|pid| mine.contains(pid))
     }
 
+    /// Has the domain's first virtio disk do something, by QEMU's own qemu-io.
+    pub fn qemu_io(&self, domain: &Domain, command: &str) {
+        let disk = "/machine/peripheral/virtio-disk0/virtio-backend";
+        let line = format!("qemu-io -d {disk} \"{command}\"");
+        self.virsh(&["qemu-monitor-command", &domain.name, "--hmp", &line]).expect_ok();
+    }
+
     /// Waits until no QEMU of the domain is left on this host.
     #[track_caller]
     pub fn wait_until_gone(&self, domain: &Domain, limit: Duration) {

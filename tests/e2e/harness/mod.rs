@@ -6,6 +6,7 @@
 #![allow(dead_code, unused_imports, reason = "a harness offers what some of its users leave unused")]
 
 mod domain;
+mod file_server;
 mod host;
 mod link;
 mod neighbour;
@@ -13,10 +14,12 @@ mod process;
 mod signals;
 mod site;
 mod space;
+mod storage;
 mod wait;
 mod world;
 
 pub use domain::{Domain, all_qemus, qemus};
+pub use file_server::FileServer;
 pub use host::Host;
 pub use link::{Direction, Link};
 pub use neighbour::{Neighbour, Place};
@@ -24,5 +27,6 @@ pub use process::{Finished, Process};
 pub use signals::SigkillTrace;
 pub use site::{Node, Site, expiry};
 pub use space::Space;
+pub use storage::Storage;
 pub use wait::{Stopwatch, wait_until};
 pub use world::{World, leasehold, tell};
