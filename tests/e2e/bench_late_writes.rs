@@ -5,7 +5,7 @@
 #[path = "harness/mod.rs"]
 mod harness;
 
-use harness::{Domain, FileServer, Host, Storage, World};
+use harness::{Domain, FileServer, Host, NetworkStorage, World};
 use leasehold::node::process::Process;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -108,7 +108,7 @@ fn under_way(world: &World, io: &str, device: bool) {
 fn destroyed(world: &World) {
     let limit = Duration::from_secs(60);
     let host = world.host("destroy");
-    let storage = Storage::new(world, &host);
+    let storage = NetworkStorage::new(world, &host);
     let domain = storage.attached(Domain::new("destroyed"));
     let qemu = start(&host, &domain);
     storage.catch_a_write(&host, &domain);
@@ -129,7 +129,7 @@ fn destroyed(world: &World) {
 fn orphan(world: &World, silence: u64) {
     let limit = Duration::from_secs(60);
     let host = world.host(&format!("orphan-{silence}"));
-    let storage = Storage::new(world, &host);
+    let storage = NetworkStorage::new(world, &host);
     let domain = storage.attached(Domain::new("orphan"));
     let qemu = start(&host, &domain);
     storage.catch_a_write(&host, &domain);

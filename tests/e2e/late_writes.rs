@@ -1,7 +1,7 @@
 //! Rule 7, where the writes of a domain outlive its process: what it still had to send to its storage must not arrive when
 //! the way there is open again, and what is under way keeps it from being gone.
 
-use crate::harness::{Domain, FileServer, Host, Node, Site, Storage, World, wait_until};
+use crate::harness::{Domain, FileServer, Host, NetworkStorage, Node, Site, World, wait_until};
 use leasehold::node::process::Process;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn qemu(host: &Host, domain: &Domain) -> Process {
 fn without_leasehold_a_killed_qemus_write_lands_after_its_death() {
     let Some(world) = World::new() else { return };
     let host = world.host("n1");
-    let storage = Storage::new(&world, &host);
+    let storage = NetworkStorage::new(&world, &host);
     let domain = storage.attached(Domain::new("web-1"));
     host.define(&domain);
     host.virsh(&["start", &domain.name]).expect_ok();
@@ -50,7 +50,7 @@ fn what_an_expired_domain_had_queued_never_lands() {
     let Some(world) = World::new() else { return };
     let mut site = Site::new(&world);
     let node = site.node("n1", "");
-    let storage = Storage::new(&world, &node.host);
+    let storage = NetworkStorage::new(&world, &node.host);
     let domain = storage.attached(Domain::new("web-1"));
     node.run_leased(&site, "n1", &domain);
     let ways = shown(&node, &domain);
@@ -70,7 +70,7 @@ fn what_a_revoked_domain_had_queued_never_lands_though_libvirt_destroyed_it() {
     let Some(world) = World::new() else { return };
     let site = Site::new(&world);
     let node = site.node("n1", "");
-    let storage = Storage::new(&world, &node.host);
+    let storage = NetworkStorage::new(&world, &node.host);
     let domain = storage.attached(Domain::new("web-1"));
     node.run_leased(&site, "n1", &domain);
     storage.catch_a_write(&node.host, &domain);
@@ -85,7 +85,7 @@ fn a_domain_that_somebody_else_killed_is_not_gone_before_its_connections_are() {
     let Some(world) = World::new() else { return };
     let site = Site::new(&world);
     let node = site.node("n1", "");
-    let storage = Storage::new(&world, &node.host);
+    let storage = NetworkStorage::new(&world, &node.host);
     let domain = storage.attached(Domain::new("web-1"));
     node.run_leased(&site, "n1", &domain);
     storage.catch_a_write(&node.host, &domain);

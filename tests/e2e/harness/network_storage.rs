@@ -12,7 +12,7 @@ const PORT: u16 = 10809;
 const AT: u64 = 64 << 10;
 
 /// A storage server and its one disk.
-pub struct Storage {
+pub struct NetworkStorage {
     /// The host's cable to it.
     pub link: Link,
     // Dropped first: a space is empty only when the test has reaped what it started there.
@@ -21,9 +21,9 @@ pub struct Storage {
     disk: PathBuf,
 }
 
-impl Storage {
+impl NetworkStorage {
     /// An 8 MiB disk, reached from `host` by a cable of its own.
-    pub fn new(world: &World, host: &Host) -> Storage {
+    pub fn new(world: &World, host: &Host) -> NetworkStorage {
         let disk = world.dir().join(format!("served-to-{}.raw", host.name()));
         std::fs::write(&disk, vec![0; 8 << 20]).expect("the world's directory is writable");
         let space = world.space(&format!("storage-of-{}", host.name()));
@@ -33,7 +33,7 @@ impl Storage {
             ["-f", "raw", "--persistent", "--shared", "8", "-b", &address, "-p", &port, "--cache", "none", &path];
         let server = space.start("qemu-nbd", "qemu-nbd", &arguments);
         wait_until("the storage served", SOON, || !space.run("ss", &["-Htln"]).expect_ok().is_empty());
-        Storage { link, _server: server, space, disk }
+        NetworkStorage { link, _server: server, space, disk }
     }
 
     /// The domain, with this disk.
