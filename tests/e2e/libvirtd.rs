@@ -3,8 +3,9 @@
 use crate::harness::{Domain, Node, Process, Site, Stopwatch, World, leasehold, wait_until};
 use leasehold::node::clock;
 use nix::sys::signal::Signal;
-use std::path::PathBuf;
-use std::process::Command;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(15);
@@ -204,11 +205,25 @@ enum Undo {
     Thaw(Thaw),
 }
 
-struct Thaw(PathBuf);
+/// A child that holds the directory and thaws it when its input ends: also when this process is killed.
+struct Thaw(Child);
+
+impl Thaw {
+    fn of(frozen: &Path) -> Thaw {
+        let script = "exec 3<\"$0\"; echo ready; read -r _; fsfreeze -u /proc/self/fd/3";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).arg(frozen).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("sh can be run");
+        let ready = child.stdout.as_mut().expect("stdout is piped").read_exact(&mut [0; 6]);
+        ready.expect("the directory can be opened");
+        Thaw(child)
+    }
+}
 
 impl Drop for Thaw {
     fn drop(&mut self) {
-        let _ = Command::new("fsfreeze").arg("-u").arg(&self.0).status();
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
     }
 }
 
@@ -227,8 +242,9 @@ fn go_wrong(node: &mut Node, wrong: &Wrong) -> Undo {
             Undo::Server(server)
         }
         Wrong::Frozen => {
+            let thaw = Thaw::of(&node.host.run_dir());
             node.host.run("fsfreeze", &["-f", "/run/leasehold"]).expect_ok();
-            Undo::Thaw(Thaw(node.host.run_dir()))
+            Undo::Thaw(thaw)
         }
     }
 }
