@@ -48,6 +48,9 @@ impl NetworkStorage {
 
     /// Cuts the cable at the storage and has the domain write: the request stays in the host's kernel.
     pub fn catch_a_write(&self, host: &Host, domain: &Domain) {
+        // A request of the guest's in front of the write would be answered first, and the answer to a dead process resets
+        // the connection.
+        host.virsh(&["suspend", &domain.name]).expect_ok();
         host.qemu_io(domain, "write -P 0x11 0 4k");
         assert_eq!(self.byte(0), 0x11, "the domain writes through this cable");
         self.link.cut(&self.space, Direction::Both);
