@@ -5,5 +5,7 @@ mod harness;
 mod authority_crash;
 mod hook_matrix;
 mod lifecycle;
+mod migration;
+mod migration_faults;
 mod testbed;
 mod two_hosts;

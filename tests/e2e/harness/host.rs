@@ -123,7 +123,7 @@ impl Host {
         wait_until("libvirtd ended", Duration::from_secs(10), gone);
         // In the same group as the first one, not in the test's.
         let restart = "if [ -d /sys/fs/cgroup/init ]; then echo $$ >/sys/fs/cgroup/init/cgroup.procs; fi; \
-                       exec $(cat /run/libvirtd.path) -d";
+                       exec $(cat /run/libvirtd.path) -d --listen";
         self.run("sh", &["-c", restart]).expect_ok();
         wait_until("libvirtd answered", Duration::from_secs(10), || self.virsh(&["list"]).ok());
         // It answers before its reconnect threads, and the hooks they run, are done. They hold each domain's job, and
