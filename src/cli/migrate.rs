@@ -201,7 +201,7 @@ impl Migration<'_> {
 
     /// The destination has everything: what remains is the order of the end.
     fn arrive(&self, terminal: &mut Terminal<'_>) -> Result<Exit, String> {
-        let lease = self.lease()?;
+        let lease = self.patiently(terminal, || self.controller.lease(self.domain))?;
         let who = title(self.domain, &lease.name);
         if lease.owner.is_some() && lease.incoming.is_some() {
             self.patiently(terminal, || self.controller.act(self.domain, LeaseAction::Moved))?;
