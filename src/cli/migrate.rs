@@ -76,8 +76,8 @@ impl Migration<'_> {
         let lease = self.lease()?;
         let (who, to) = (title(self.domain, &lease.name), self.to);
         match (&lease.owner, &lease.incoming) {
-            (Some(owner), None) if owner.node == *to => return self.arrive(terminal),
-            (None, Some(open)) if open.node == *to => return self.arrive(terminal),
+            (Some(owner), None) if owner.node == *to => self.arrive(terminal),
+            (None, Some(open)) if open.node == *to => self.arrive(terminal),
             (Some(_), Some(open)) if open.node != *to => Err(format!(
                 "{who} is being migrated to node {} already. Finish that with `leasehold migrate`, or end it with `leasehold lease abort`",
                 open.node
