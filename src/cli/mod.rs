@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod fence;
 pub mod guard;
 pub mod lease;
+pub mod migrate;
 pub mod node;
 pub mod status;
 pub mod timing;
@@ -35,6 +36,7 @@ enum Command {
     Timing(timing::Args),
     CheckConfig(check_config::Args),
     Lease(lease::Lease),
+    Migrate(migrate::Migrate),
     Fence(fence::Fence),
     Unfence(fence::Unfence),
     Node(node::Node),
@@ -68,6 +70,7 @@ pub fn main() -> ExitCode {
         Command::Timing(args) => timing::run(args, &mut out, &mut err),
         Command::CheckConfig(args) => check_config::run(args, &mut out, &mut err),
         Command::Lease(args) => return lease::run(args, &mut Terminal::stdio()).into(),
+        Command::Migrate(args) => return migrate::run(args, &mut Terminal::stdio()).into(),
         Command::Fence(args) => return fence::run(args, &mut Terminal::stdio()).into(),
         Command::Unfence(args) => return fence::run_unfence(args, &mut Terminal::stdio()).into(),
         Command::Node(args) => return node::run(args, &mut Terminal::stdio()).into(),

@@ -40,7 +40,7 @@ pub struct Hands {
     pub scanner: Scanner,
     /// SIGKILL.
     pub killer: Killer,
-    /// libvirt's own destroy, and its word on starts in flight.
+    /// libvirt's own destroy and resume, and its word on starts in flight.
     pub polite: Polite,
     /// What was refused to this guard when it started, for the status.
     pub faults: Vec<String>,
@@ -94,6 +94,7 @@ fn carry_out(guard: &mut Guard, event: Event, hands: &Hands, timer: &BootTimer, 
         match action {
             Action::Kill { domain, process } => hands.killer.kill(domain, process),
             Action::Destroy { domain, name, by } => hands.polite.destroy(domain, name, by),
+            Action::Resume { domain, name, by } => hands.polite.resume(domain, name, by),
             Action::Scan { daemons } => hands.scanner.scan_now(daemons),
             Action::AskStarts => hands.polite.ask_starts(),
             Action::Tell(notice) => hands.record.tell(notice),

@@ -359,7 +359,11 @@ fn seen(found: &DomainProcess) -> SeenCopy {
         name: found.name.clone(),
         process: found.process.key(),
         started: found.process.started(),
-        state: if found.run_state == RunState::Paused { CopyState::Paused } else { CopyState::Running },
+        state: match found.run_state {
+            RunState::Running => CopyState::Running,
+            RunState::Paused => CopyState::Paused,
+            RunState::Unknown => CopyState::Unknown,
+        },
     }
 }
 

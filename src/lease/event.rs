@@ -74,10 +74,13 @@ pub struct SeenCopy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CopyState {
-    /// They run, or may: a status file that cannot be read does not make a process harmless.
+    /// They run.
     Running,
     /// They do not.
     Paused,
+    /// Nothing tells: it is taken for running, since a status file that cannot be read makes no process harmless. Only
+    /// of an incoming migration, whose first status is written after its process is there, is it known not to have begun.
+    Unknown,
 }
 
 /// Names one hook process that waits for its answer.
@@ -188,6 +191,16 @@ pub enum Action {
     AskStarts,
     /// Have libvirt destroy the domain, so that its state reads "destroyed"; give up at `by`.
     Destroy {
+        /// The domain.
+        domain: DomainId,
+        /// Its name.
+        name: String,
+        /// The deadline.
+        by: BootTime,
+    },
+    /// Have libvirt resume a domain that came by live migration and has waited for the source's copy to be gone; give up
+    /// at `by`.
+    Resume {
         /// The domain.
         domain: DomainId,
         /// Its name.

@@ -3,6 +3,7 @@
 
 pub mod admission;
 mod answer;
+mod arrival;
 pub mod event;
 pub mod guard;
 mod hooks;

@@ -124,6 +124,10 @@ impl Guard {
             (None, Some(_), _) if entry.held_on_lapse => {
                 "renewed by the authority; held, not killed, on lapse".to_owned()
             }
+            (None, Some(lease), _) if lease.right == Right::Incoming => {
+                "may come by live migration; one that comes paused is resumed once the source's copy is proven gone"
+                    .to_owned()
+            }
             (None, Some(_), _) => "renewed by the authority".to_owned(),
             (None, None, Some(seal)) => denial(&seal.reason, seal.epoch, node),
             (None, None, None) => "found running without a lease; the authority is being asked".to_owned(),

@@ -22,6 +22,13 @@ use std::{fmt, fs};
 const MAX_OUTPUT: usize = 1 << 20;
 /// How long a killed child may take to be reaped. One in state D is left to pid 1.
 const REAP_WITHIN: Duration = Duration::from_secs(1);
+/// How virsh says that there is no such domain.
+const UNKNOWN_DOMAIN: &str = "failed to get domain";
+/// A cancelled migration is over within this.
+const CANCEL_WITHIN: Duration = Duration::from_secs(10);
+/// Seconds between two signs of life on a migration's connections, and how many may be missing: a destination that
+/// vanished at the last step is given up after twelve seconds.
+const KEEPALIVE: (&str, &str) = ("2", "5");
 /// The most domains asked about in one child: their uuids make its command line.
 const BATCH: usize = 500;
 
@@ -86,6 +93,79 @@ impl Libvirt {
         self.virsh(&["destroy", &domain.to_string()], by).map(drop)
     }
 
+    /// `virsh resume`.
+    ///
+    /// # Errors
+    /// See [`PoliteError`]; a domain that runs already is refused, too.
+    pub fn resume(&self, domain: DomainId, by: BootTime) -> Result<(), PoliteError> {
+        self.virsh(&["resume", &domain.to_string()], by).map(drop)
+    }
+
+    /// `virsh migrate --live --suspend` to the libvirt at `to`, with more options of virsh's: the copy there comes paused
+    /// and stays so.
+    ///
+    /// # Errors
+    /// See [`PoliteError`]. None of them says that nothing has come there; what is too late is being cancelled.
+    pub fn migrate_paused(
+        &self,
+        domain: DomainId,
+        to: &str,
+        options: &[String],
+        by: BootTime,
+    ) -> Result<(), PoliteError> {
+        let domain_words = ["--domain", &domain.to_string(), "--desturi", to];
+        let words = ["migrate", "--live", "--suspend"].into_iter().chain(options.iter().map(String::as_str));
+        let done = self.virsh_of_a_person(&words.chain(domain_words).collect::<Vec<_>>(), by).map(drop);
+        if matches!(done, Err(PoliteError::TooLate { .. })) {
+            // The death of its client cancels a migration; one with --p2p goes on without.
+            let _ = self.virsh_of_a_person(&["domjobabort", &domain.to_string()], clock::now() + CANCEL_WITHIN);
+        }
+        done
+    }
+
+    /// What libvirt says of a domain at the source of its migration.
+    ///
+    /// # Errors
+    /// It is not known: see [`PoliteError`].
+    pub fn at_source(&self, domain: DomainId, by: BootTime) -> Result<AtSource, PoliteError> {
+        match self.virsh_of_a_person(&["domstate", &domain.to_string()], by) {
+            Ok(state) => Ok(match state.trim() {
+                "running" | "idle" | "in shutdown" => AtSource::Running,
+                "shut off" => AtSource::Gone,
+                _ => AtSource::Paused,
+            }),
+            // A transient domain's end is the end of all libvirt knows of it.
+            Err(PoliteError::Refused { said, .. }) if said.contains(UNKNOWN_DOMAIN) => Ok(AtSource::Gone),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether this libvirt has all of a domain that comes by live migration, and has ended it: the last that the
+    /// destination does is to make `paused (migrating)` a `paused (user)`, or to run it (qemuMigrationDstFinishFresh).
+    ///
+    /// # Errors
+    /// It is not known: see [`PoliteError`].
+    pub fn has_come(&self, domain: DomainId, by: BootTime) -> Result<bool, PoliteError> {
+        match self.virsh_of_a_person(&["domstate", "--reason", &domain.to_string()], by) {
+            Ok(state) => Ok(state.starts_with("running") || state.trim() == "paused (user)"),
+            Err(PoliteError::Refused { said, .. }) if said.contains(UNKNOWN_DOMAIN) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether libvirt is migrating this domain away now.
+    ///
+    /// # Errors
+    /// It is not known: see [`PoliteError`].
+    pub fn is_migrating(&self, domain: DomainId, by: BootTime) -> Result<bool, PoliteError> {
+        match self.virsh_of_a_person(&["domjobinfo", &domain.to_string()], by) {
+            Ok(job) => Ok(job.contains("Outgoing migration")),
+            // It does not run here.
+            Err(PoliteError::Refused { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The domains that libvirtd is starting now: `paused (starting up)`, from before the `prepare` hook until the virtual CPUs
     /// run. Libvirtd keeps such a domain locked while a hook runs and answers nothing about it, so a start in flight is as
     /// likely to be seen as an error at the deadline. To be asked only while a daemon runs ([`daemon`]): none, no start.
@@ -130,25 +210,44 @@ impl Libvirt {
             .collect()
     }
 
+    /// In a person's own environment, which ssh needs.
+    fn virsh_of_a_person(&self, arguments: &[&str], by: BootTime) -> Result<String, PoliteError> {
+        let mut command = Command::new("virsh");
+        command.env("LC_ALL", "C").args(["-q", "-k", KEEPALIVE.0, "-K", KEEPALIVE.1, "-c", &self.uri]).args(arguments);
+        answer_of(command, by)
+    }
+
     fn virsh(&self, arguments: &[&str], by: BootTime) -> Result<String, PoliteError> {
         let mut command = Command::new("virsh");
         command.args(["-q", "-c", &self.uri]).args(arguments);
         // Its words are read by us, in English; it must not read a person's configuration or keep a history.
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C").env("HOME", "/nonexistent");
-        let asked = || {
-            let mut asked = format!("virsh -c {} {}", self.uri, arguments.join(" "));
-            asked.truncate(asked.floor_char_boundary(200));
-            asked
-        };
-        match run(command, by).map_err(PoliteError::NotRun)? {
-            None => Err(PoliteError::TooLate { asked: asked() }),
-            Some(Answer { success: true, output, .. }) => Ok(output),
-            Some(Answer { errors, .. }) => {
-                let mut said =
-                    errors.lines().map(|line| line.trim_start_matches("error: ")).collect::<Vec<_>>().join(" ");
-                said.truncate(said.floor_char_boundary(400));
-                Err(PoliteError::Refused { asked: asked(), said })
-            }
+        answer_of(command, by)
+    }
+}
+
+/// What a domain is at the source of its migration, by libvirt's word: no proof of anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtSource {
+    /// It runs.
+    Running,
+    /// It is there and does not run.
+    Paused,
+    /// It is shut off, or not known there at all.
+    Gone,
+}
+
+fn answer_of(command: Command, by: BootTime) -> Result<String, PoliteError> {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let mut asked = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    asked.truncate(asked.floor_char_boundary(200));
+    match run(command, by).map_err(PoliteError::NotRun)? {
+        None => Err(PoliteError::TooLate { asked }),
+        Some(Answer { success: true, output, .. }) => Ok(output),
+        Some(Answer { errors, .. }) => {
+            let mut said = errors.lines().map(|line| line.trim_start_matches("error: ")).collect::<Vec<_>>().join(" ");
+            said.truncate(said.floor_char_boundary(400));
+            Err(PoliteError::Refused { asked, said })
         }
     }
 }

@@ -1,9 +1,9 @@
 //! End-to-end tests on real libvirt and real QEMU, without KVM and without touching the machine's own libvirt.
 
-mod doctor;
 mod harness;
 
 mod authority_crash;
+mod doctor;
 mod guard_life;
 mod hook_liveness;
 mod hook_matrix;
@@ -11,6 +11,8 @@ mod late_writes;
 mod libvirtd;
 mod lifecycle;
 mod mass_kill;
+mod migration;
+mod migration_faults;
 mod names;
 mod one_node_id;
 mod revoked_while_starting;

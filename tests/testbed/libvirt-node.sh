@@ -66,6 +66,8 @@ mkdir -p "$home"/{etc,lib,log,leasehold,state}
 mkdir -p "$home/etc/hooks/qemu.d"
 # Live migration refuses two hosts of one uuid, and both would read the machine's own.
 grep -q "^host_uuid" "$home/etc/libvirtd.conf" || echo "host_uuid = \"$(cat /proc/sys/kernel/random/uuid)\"" >>"$home/etc/libvirtd.conf"
+# The other end of a migration reaches this libvirtd over the hosts' own network, which nobody else is in.
+grep -q '^listen_tcp' "$home/etc/libvirtd.conf" || printf 'listen_tls = 0\nlisten_tcp = 1\nauth_tcp = "none"\n' >>"$home/etc/libvirtd.conf"
 # Labels are the machine's, and its policy knows nothing of WORKDIR.
 grep -q '^security_driver' "$home/etc/qemu.conf" || echo 'security_driver = "none"' >>"$home/etc/qemu.conf"
 # QEMU as root: WORKDIR may be closed to others; and where only root may open /dev/kvm, a QEMU of another user makes
@@ -113,7 +115,7 @@ if [[ $(cat /sys/module/apparmor/parameters/enabled 2>/dev/null) == Y ]]; then
 fi
 echo "$libvirtd" >/run/libvirtd.path
 virtlogd -d
-"$libvirtd" -d
+"$libvirtd" -d --listen
 for _ in $(seq 100); do virsh -q list >/dev/null 2>&1 && break; sleep 0.1; done
 code=0
 "$@" || code=$?

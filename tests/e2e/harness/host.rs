@@ -168,7 +168,7 @@ impl Host {
         // In the same group as the first one, not in the test's.
         let start = format!(
             "if [ -d /sys/fs/cgroup/init ]; then echo $$ >/sys/fs/cgroup/init/cgroup.procs; fi; {script}; \
-             exec $(cat /run/libvirtd.path) -d"
+             exec $(cat /run/libvirtd.path) -d --listen"
         );
         self.run("sh", &["-c", &start, &start]).expect_ok();
         wait_until("libvirtd answered", Duration::from_secs(10), || self.virsh(&["list"]).ok());

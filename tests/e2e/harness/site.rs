@@ -79,8 +79,13 @@ impl<'w> Site<'w> {
 
     fn controller(&self) -> [&'static str; 4] {
         // A leak of a few bytes a test, so that callers can pass plain slices.
-        let token = Box::leak(self.dir.join("controller-token").display().to_string().into_boxed_str());
+        let token = Box::leak(self.controller_token().into_boxed_str());
         ["--endpoint", "http://127.0.0.1:7470", "--token-file", token]
+    }
+
+    /// The file with the controller's token, which every host of this world sees.
+    pub fn controller_token(&self) -> String {
+        self.dir.join("controller-token").display().to_string()
     }
 
     /// `leasehold lease ARGS`.
