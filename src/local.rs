@@ -1,5 +1,6 @@
 //! What travels over the guard's unix socket: one JSON line each way, then the connection ends.
 
+use crate::disks::HostCached;
 use crate::lease::event::HookOp;
 use crate::lease::id::{DomainId, ProcessKey};
 use crate::lease::view::StatusView;
@@ -70,6 +71,9 @@ pub struct HookRequest {
     pub daemon: Option<ProcessKey>,
     /// `<domain id=...>` of the XML.
     pub run: Option<i64>,
+    /// At `prepare`: the disks that go through the host's page cache.
+    #[serde(default)]
+    pub host_cached: HostCached,
     /// The hook gives up in this many milliseconds.
     pub within_ms: u64,
 }
@@ -126,6 +130,7 @@ mod tests {
             op: HookOp::Prepare,
             daemon: None,
             run: Some(4),
+            host_cached: HostCached::default(),
             within_ms: 2700,
         });
         let mut line = Vec::new();

@@ -1,5 +1,6 @@
 //! `leasehold status`: what the guard of this host knows, domain by domain.
 
+use crate::lease::ledger::label;
 use crate::lease::view::{DomainView, LeaseView, StatusView};
 use crate::local::{self, Reply, Request};
 use crate::protocol::{Mode, NamedState};
@@ -95,7 +96,27 @@ fn show(view: &StatusView) -> String {
             domain.why,
         ));
     }
+    text.push_str(&details(view));
     text
+}
+
+/// What does not fit into a table: what keeps a process from being called gone, and what would outlive the running.
+fn details(view: &StatusView) -> String {
+    let mut text = String::new();
+    for domain in &view.domains {
+        let who = label(&domain.name, domain.domain);
+        for process in &domain.not_gone {
+            text.push_str(&format!("NOT GONE  {who}, process {}: {}\n", process.pid, process.why));
+        }
+        if let Some((first, others)) = domain.host_cached.split_first() {
+            let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+            text.push_str(&format!(
+                "CACHED    {who}: {}{more}, through the host's page cache; gone only once that is written back\n",
+                first.escape_debug()
+            ));
+        }
+    }
+    if text.is_empty() { text } else { format!("\n{text}") }
 }
 
 fn shown_name(domain: &DomainView) -> String {

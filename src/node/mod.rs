@@ -11,6 +11,7 @@
 //! | [`kill`] | the kill of last resort: memory and kernel only (rule 6) |
 //! | [`traces`] | what of a process outlives it: page cache, TCP queues |
 //! | [`gone`] | the proof that a process is gone and silent (rule 7) |
+//! | [`stuck`] | what a process that will not die waits for |
 //! | [`libvirt`] | the polite way, through a `virsh` child with a deadline |
 //! | [`hook_audit`] | is libvirt's hook ours and in force (rule 10) |
 //! | [`watch`], [`lock`], [`files`] | inotify, one guard per node, whole files or none |
@@ -30,6 +31,8 @@ pub mod libvirt;
 pub mod lock;
 pub mod process;
 pub mod state_files;
+mod stored;
+pub mod stuck;
 mod sys;
 mod tcp_table;
 pub mod traces;
