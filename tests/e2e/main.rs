@@ -7,3 +7,4 @@ mod hook_matrix;
 mod lifecycle;
 mod testbed;
 mod two_hosts;
+mod unkillable;

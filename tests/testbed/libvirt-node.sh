@@ -68,6 +68,8 @@ grep -q '^security_driver' "$home/etc/qemu.conf" || echo 'security_driver = "non
 # QEMU as root: WORKDIR may be closed to others; and where only root may open /dev/kvm, a QEMU of another user makes
 # libvirt probe it anew ten times at every start (6 s).
 grep -q '^user' "$home/etc/qemu.conf" || printf 'user = "root"\ngroup = "root"\n' >>"$home/etc/qemu.conf"
+# Root needs no disk to be its own, and the chown of a disk whose storage is away would hang libvirtd with it.
+grep -q '^dynamic_ownership' "$home/etc/qemu.conf" || echo 'dynamic_ownership = 0' >>"$home/etc/qemu.conf"
 case ${CGROUP:-v2} in
   v2) umount -l /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup ;;
   hybrid)

@@ -62,6 +62,12 @@ impl Host {
         self.virsh(&["domstate", "--reason", &domain.name]).expect_ok().trim().to_owned()
     }
 
+    /// Has the domain's QEMU do something with its first disk, as its guest would: `write -P 0xaa 0 64k`.
+    pub fn qemu_io(&self, domain: &Domain, command: &str) {
+        let command = format!("qemu-io -d /machine/peripheral/virtio-disk0/virtio-backend \"{command}\"");
+        self.virsh(&["qemu-monitor-command", &domain.name, "--hmp", &command]).expect_ok();
+    }
+
     /// The pid, out here, of the domain's QEMU on this host.
     pub fn qemu(&self, domain: &Domain) -> Option<i32> {
         let space = |pid: i32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();

@@ -11,6 +11,7 @@ mod link;
 mod process;
 mod site;
 mod space;
+mod storage;
 mod wait;
 mod world;
 
@@ -20,5 +21,6 @@ pub use link::{Direction, Link};
 pub use process::{Finished, Process};
 pub use site::{Node, Site};
 pub use space::Space;
+pub use storage::{Frozen, LoopDevice, Storage, stored};
 pub use wait::{Stopwatch, wait_until};
 pub use world::{World, leasehold};
