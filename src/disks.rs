@@ -16,7 +16,8 @@ use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::io::BufRead;
+use std::io::{self, BufRead};
+use std::time::Instant;
 
 /// How many disks are named; the others are counted.
 const NAMED: usize = 4;
@@ -51,20 +52,29 @@ impl HostCached {
         self.disks.is_empty() && self.unread.is_none()
     }
 
-    /// Reads on to the end of `<devices>`, and no further. `depth`: in how many elements the reader is already. Memory is
-    /// bounded by the longest text or tag; the caller bounds what the reader may read.
-    pub fn read(reader: &mut Reader<impl BufRead>, depth: usize) -> HostCached {
+    /// Reads on to the end of `<devices>`, and no further, at most until `deadline`. `depth`: in how many elements the
+    /// reader is already. Memory is bounded by the longest text or tag; the caller bounds what the reader may read.
+    pub fn read(reader: &mut Reader<impl BufRead>, depth: usize, deadline: Instant) -> HostCached {
         let mut found = HostCached::default();
-        if let Err(why) = found.read_devices(reader, depth) {
+        if let Err(why) = found.read_devices(reader, depth, deadline) {
             found.unread = Some(why);
         }
         found
     }
 
-    fn read_devices(&mut self, reader: &mut Reader<impl BufRead>, mut depth: usize) -> Result<(), String> {
+    fn read_devices(
+        &mut self,
+        reader: &mut Reader<impl BufRead>,
+        mut depth: usize,
+        deadline: Instant,
+    ) -> Result<(), String> {
         reader.config_mut().expand_empty_elements = true;
         let (mut buffer, mut in_devices, mut disk) = (Vec::new(), false, None::<Draft>);
-        loop {
+        for events in 0_u64.. {
+            // A clock read is dearer than an event.
+            if events % 4096 == 4095 && Instant::now() >= deadline {
+                return Err("it is too large to be read in time".into());
+            }
             match reader.read_event_into(&mut buffer).map_err(|error| format!("it is not well formed ({error})"))? {
                 Event::Start(element) => {
                     depth += 1;
@@ -85,11 +95,14 @@ impl HostCached {
                         _ => {}
                     }
                 }
+                // An entity in a text is an event of its own, and libvirt's XML may hold millions of them.
+                Event::GeneralRef(_) => skip_text(reader.get_mut()).map_err(|error| format!("it stops ({error})"))?,
                 Event::Eof => return Err("it has no end".into()),
                 _ => {}
             }
             buffer.clear();
         }
+        Ok(())
     }
 
     fn judge(&mut self, disk: Option<Draft>) {
@@ -102,15 +115,25 @@ impl HostCached {
     }
 }
 
+/// Passes over the rest of a text: outside of tags, `<` stands only where one begins.
+fn skip_text(from: &mut impl BufRead) -> io::Result<()> {
+    loop {
+        let bytes = from.fill_buf()?;
+        let tag = bytes.iter().position(|byte| *byte == b'<');
+        let (passed, ended) = (tag.unwrap_or(bytes.len()), tag.is_some() || bytes.is_empty());
+        from.consume(passed);
+        if ended {
+            return Ok(());
+        }
+    }
+}
+
 /// `disk vda (/srv/a.raw, cache='writeback')`, or several.
 impl fmt::Display for HostCached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.disks.is_empty() {
-            return write!(
-                f,
-                "disks that cannot be told, since libvirt's XML cannot be read: {}",
-                self.unread.as_deref().unwrap_or("none")
-            );
+            let why = self.unread.as_deref().unwrap_or("nothing in it");
+            return write!(f, "an unknown disk (libvirt's XML was not read to its end: {why})");
         }
         write!(f, "disk{} ", if self.disks.len() > 1 { "s" } else { "" })?;
         for (at, disk) in self.disks.iter().enumerate() {
@@ -182,7 +205,11 @@ mod tests {
     fn read(devices: &str) -> HostCached {
         let xml =
             format!("<domain type='kvm' id='1'><name>a</name><devices>{devices}</devices><x><disk/></x></domain>");
-        HostCached::read(&mut Reader::from_reader(xml.as_bytes()), 0)
+        HostCached::read(&mut Reader::from_reader(xml.as_bytes()), 0, soon())
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + std::time::Duration::from_secs(60)
     }
 
     fn disk(attributes: &str, inner: &str) -> String {
@@ -247,10 +274,30 @@ mod tests {
     }
 
     #[test]
+    fn texts_full_of_entities_are_passed_over_and_the_disk_below_them_is_found() {
+        let text = format!(
+            "<description>{0}x</description><metadata><a:devices b='{0}'>{0}<!-- < --></a:devices></metadata>",
+            "&apos;".repeat(50_000)
+        );
+        let disk = disk("type='file'", "<driver cache='writeback'/>&amp; <source file='/srv/a&amp;b'/>");
+        let xml = format!("<domain>{text}<devices>{disk}</devices></domain>");
+        let found = HostCached::read(&mut Reader::from_reader(xml.as_bytes()), 0, soon());
+        assert_eq!(found.to_string(), "disk vda (/srv/a&b, cache='writeback')");
+    }
+
+    #[test]
+    fn xml_that_takes_too_long_is_left_unread_at_the_deadline() {
+        let xml = format!("<domain>{}<devices/></domain>", "<title>it&apos;s</title>".repeat(2_000));
+        let found = HostCached::read(&mut Reader::from_reader(xml.as_bytes()), 0, Instant::now());
+        assert_eq!(found.unread.as_deref(), Some("it is too large to be read in time"));
+        assert!(HostCached::read(&mut Reader::from_reader(xml.as_bytes()), 0, soon()).is_none());
+    }
+
+    #[test]
     fn xml_that_ends_early_is_said_to_be_unread_and_is_not_none() {
-        let cut = HostCached::read(&mut Reader::from_reader("<domain><devices><disk".as_bytes()), 0);
+        let cut = HostCached::read(&mut Reader::from_reader("<domain><devices><disk".as_bytes()), 0, soon());
         assert!(!cut.is_none() && cut.unread.is_some(), "{cut:?}");
-        let none = HostCached::read(&mut Reader::from_reader("<domain><name>a</name></domain>".as_bytes()), 0);
+        let none = HostCached::read(&mut Reader::from_reader("<domain><name>a</name></domain>".as_bytes()), 0, soon());
         assert!(none.is_none(), "a domain without devices has no disks");
     }
 }

@@ -244,7 +244,7 @@ fn a_domain_that_ends_while_no_guard_runs_is_proven_gone_by_the_next_one() {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL).unwrap();
     node.host.wait_until_gone(&domain, SOON);
     site.lease(&["revoke", &domain.uuid]).expect_ok();
-    assert!(!site.lease(&["wait", &domain.uuid, "--timeout", "1s"]).ok(), "nobody has proven it");
+    assert!(!site.lease(&["wait", &domain.uuid, "--timeout", "1"]).ok(), "nobody has proven it");
     node.start_guard();
     site.lease(&["wait", &domain.uuid]).expect_ok();
     assert_eq!(site.show(&domain)["last_proof"]["proof"], "receipt");

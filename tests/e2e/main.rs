@@ -3,7 +3,9 @@
 mod harness;
 
 mod authority_crash;
+mod helpers;
 mod hook_matrix;
+mod host_cached;
 mod lifecycle;
 mod testbed;
 mod two_hosts;

@@ -78,7 +78,7 @@ fn a_revoked_domain_whose_storage_is_away_is_never_called_gone_and_status_says_w
     node.kill_guard();
     node.start_guard();
     wait_until("the next guard told it too", SOON, || is_told_as_stuck(&node, &domain, pid));
-    assert!(!site.lease(&["wait", &domain.uuid, "--timeout", "2s"]).ok(), "a receipt for what lives");
+    assert!(!site.lease(&["wait", &domain.uuid, "--timeout", "2"]).ok(), "a receipt for what lives");
     assert_eq!(site.show(&domain)["state"], "revoking");
     assert_eq!(status(&node)["permit_left_ms"], 0);
     assert!(Path::new(&format!("/proc/{pid}")).exists());
@@ -122,7 +122,7 @@ fn a_domain_that_libvirt_calls_destroyed_while_it_lives_is_not_gone_and_is_not_s
         assert!(said.contains(told), "'{told}' is not in: {said}");
     }
     site.lease(&["revoke", &domain.uuid]).expect_ok();
-    assert!(!site.lease(&["wait", &domain.uuid, "--timeout", "3s"]).ok(), "a receipt for what lives");
+    assert!(!site.lease(&["wait", &domain.uuid, "--timeout", "3"]).ok(), "a receipt for what lives");
     assert_eq!(site.show(&domain)["state"], "revoking");
 
     frozen.thaw();

@@ -10,13 +10,23 @@ pub struct Domain {
     pub uuid: String,
     pub disk: Option<PathBuf>,
     pub cache: &'static str,
+    /// More of the XML: elements of the domain, and devices.
+    pub elements: String,
+    pub devices: String,
 }
 
 impl Domain {
     /// A domain with a uuid of its own.
     pub fn new(name: &str) -> Domain {
         let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("Linux has random uuids");
-        Domain { name: name.to_owned(), uuid: uuid.trim().to_owned(), disk: None, cache: "none" }
+        Domain {
+            name: name.to_owned(),
+            uuid: uuid.trim().to_owned(),
+            disk: None,
+            cache: "none",
+            elements: String::new(),
+            devices: String::new(),
+        }
     }
 
     /// With a raw disk.
@@ -30,9 +40,10 @@ impl Domain {
         let mut disk = String::new();
         if let Some(path) = &self.disk {
             let path = escape(&path.display().to_string());
+            let (kind, source) = if path.starts_with("/dev/") { ("block", "dev") } else { ("file", "file") };
             write!(
                 disk,
-                "<disk type='file'><driver name='qemu' type='raw' cache='{}'/><source file='{path}'/>\
+                "<disk type='{kind}'><driver name='qemu' type='raw' cache='{}'/><source {source}='{path}'/>\
                  <target dev='vda' bus='virtio'/><shareable/></disk>",
                 self.cache
             )
@@ -40,10 +51,12 @@ impl Domain {
         }
         format!(
             "<domain type='qemu'><name>{}</name><uuid>{}</uuid><memory unit='MiB'>32</memory>\
-             <os><type arch='x86_64'>hvm</type></os><devices>{disk}<controller type='usb' model='none'/>\
+             <os><type arch='x86_64'>hvm</type></os>{}<devices>{disk}{}<controller type='usb' model='none'/>\
              <memballoon model='none'/></devices></domain>",
             escape(&self.name),
-            self.uuid
+            self.uuid,
+            self.elements,
+            self.devices,
         )
     }
 }

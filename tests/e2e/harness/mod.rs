@@ -23,4 +23,4 @@ pub use site::{Node, Site};
 pub use space::Space;
 pub use storage::{Frozen, LoopDevice, Storage, stored};
 pub use wait::{Stopwatch, wait_until};
-pub use world::{World, leasehold};
+pub use world::{World, leasehold, tell};
