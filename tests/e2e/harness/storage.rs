@@ -35,8 +35,9 @@ impl Storage {
 
     /// Every write to it blocks from now on, in state D.
     pub fn freeze(&self) -> Frozen {
-        // Not in the host's pid namespace: it must outlive that, and it thaws also when the test is killed.
-        let script = "fsfreeze -f \"$0\" && echo frozen && cat >/dev/null; fsfreeze -u \"$0\"";
+        // Not in the host's pid namespace: it must outlive that. It thaws also when the test is killed, and in any case
+        // after three minutes: what waits for frozen storage can hold up every loop device of the machine.
+        let script = "fsfreeze -f \"$0\" && echo frozen && timeout 180 cat >/dev/null; fsfreeze -u \"$0\"";
         let mut holder = Command::new("nsenter")
             .args(["--target", &self.init.to_string(), "--mount", "--", "sh", "-c", script])
             .arg(&self.mount)
@@ -68,7 +69,8 @@ impl Drop for Frozen {
 /// A loop device over a file, with somebody besides QEMU who has it open: the last close does not flush it.
 pub struct LoopDevice {
     pub device: PathBuf,
-    _second_opener: File,
+    // Not the test itself: its end would hang in the close of a device whose storage is frozen, before it thaws.
+    second_opener: Child,
 }
 
 impl LoopDevice {
@@ -76,12 +78,24 @@ impl LoopDevice {
     pub fn over(host: &Host, file: &Path) -> LoopDevice {
         let made = host.run("losetup", &["--find", "--show", &file.display().to_string()]).expect_ok();
         let device = PathBuf::from(made.trim());
-        LoopDevice { _second_opener: File::open(&device).expect("/dev is the machine's"), device }
+        let mut second_opener = Command::new("sh")
+            .args(["-c", "exec 3<\"$0\" && echo open && cat >/dev/null"])
+            .arg(&device)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sh can be run");
+        let pipe = second_opener.stdout.take().expect("stdout is piped");
+        let said = BufReader::new(pipe).lines().map_while(Result::ok).next();
+        assert_eq!(said.as_deref(), Some("open"), "{} was opened", device.display());
+        LoopDevice { device, second_opener }
     }
 }
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
+        drop(self.second_opener.stdin.take());
+        let _ = self.second_opener.wait();
         let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
     }
 }
