@@ -5,6 +5,7 @@
 //! `migrate` and `restore`; its stderr is what `virsh start` shows.
 
 use crate::config::Config;
+use crate::disks::HostCached;
 use crate::lease::admission::may_reconnect;
 use crate::lease::event::HookOp;
 use crate::lease::id::{DomainId, NodeId, ProcessKey};
@@ -15,14 +16,16 @@ use crate::node::{clock, files, host, process};
 use quick_xml::Reader;
 use quick_xml::events::Event;
 use std::ffi::OsString;
-use std::io::{BufReader, ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Where the uuid must be found. It stands at the top; the whole XML may be 25 MB.
+/// Where the uuid must be found. It stands at the top.
 const MAX_READ: u64 = 1 << 20;
+/// Where the disks must be found. libvirt takes 4 MiB of XML and hands up to 25 MB on, quotes being entities there.
+const MAX_DISKS: u64 = 32 << 20;
 /// Taken off the deadline for the way back from the guard.
 const RETURN: Duration = Duration::from_millis(200);
 /// For an operation that ends something: the guard reads what was sent even when nobody waits any more, and after a
@@ -84,9 +87,15 @@ struct Call {
 impl Call {
     /// `Err` is the sentence for `virsh start`.
     fn decide(&self, xml: impl Read) -> Result<(), String> {
-        let Identity { domain, run } = identify(xml).map_err(|why| {
+        let mut xml = Reader::from_reader(BufReader::new(xml.take(MAX_READ)));
+        let Identity { domain, run, depth } = identify(&mut xml).map_err(|why| {
             format!("domain {} is not let through: libvirt's XML {why}. Please report this", self.name.escape_debug())
         })?;
+        let host_cached = (self.op == HookOp::Prepare).then(|| {
+            xml.get_mut().get_mut().set_limit(MAX_DISKS);
+            // Half is left for the verdict, so that a rule which lets it through still can.
+            HostCached::read(&mut xml, depth, self.started + self.deadline / 2)
+        });
         let within = self.deadline.saturating_sub(RETURN).saturating_sub(self.started.elapsed());
         let request = HookRequest {
             domain,
@@ -95,6 +104,7 @@ impl Call {
             daemon: libvirt_daemon(),
             run,
             asked: Some(clock::now()),
+            host_cached: host_cached.unwrap_or_default(),
             within_ms: within.as_millis() as u64,
         };
         // The guard answers within its time; the extra is for a guard that does not, and ends before our own.
@@ -149,11 +159,12 @@ fn reconnect_without_guard(domain: DomainId) -> Result<(), String> {
 struct Identity {
     domain: DomainId,
     run: Option<i64>,
+    /// In how many elements the reader is where it stopped.
+    depth: usize,
 }
 
 /// Reads as far as `<uuid>`, a child of `<domain>`, and no further.
-fn identify(xml: impl Read) -> Result<Identity, String> {
-    let mut reader = Reader::from_reader(BufReader::new(xml.take(MAX_READ)));
+fn identify(reader: &mut Reader<impl BufRead>) -> Result<Identity, String> {
     let (mut buffer, mut depth, mut run, mut in_uuid) = (Vec::new(), 0, None, false);
     loop {
         match reader.read_event_into(&mut buffer).map_err(|error| format!("is not well formed ({error})"))? {
@@ -170,7 +181,10 @@ fn identify(xml: impl Read) -> Result<Identity, String> {
                 in_uuid = false;
             }
             Event::Text(text) if in_uuid => {
-                return text.parse().map(|domain| Identity { domain, run }).map_err(|bad| format!("is odd: {bad}"));
+                return text
+                    .parse()
+                    .map(|domain| Identity { domain, run, depth })
+                    .map_err(|bad| format!("is odd: {bad}"));
             }
             Event::Eof => return Err("has no uuid".into()),
             _ => {}
@@ -240,7 +254,7 @@ mod tests {
     const UUID: &str = "fc3be091-56d3-4c69-8adb-2fdb8b0a35d2";
 
     fn identity(xml: &str) -> Result<Identity, String> {
-        identify(xml.as_bytes())
+        identify(&mut Reader::from_reader(xml.as_bytes()))
     }
 
     #[test]
@@ -248,7 +262,7 @@ mod tests {
         let xml = format!(
             "<!-- <uuid>no</uuid> --><domain type='kvm' id='12'><name>a&amp;b</name><metadata><uuid>no</uuid></metadata><uuid>{UUID}</uuid>"
         );
-        let expected = Identity { domain: UUID.parse().unwrap(), run: Some(12) };
+        let expected = Identity { domain: UUID.parse().unwrap(), run: Some(12), depth: 2 };
         assert_eq!(identity(&xml).unwrap(), expected, "and what follows is not needed");
         let xml = format!("<domain type='qemu'>\n  <uuid> {UUID}\n</uuid></domain>");
         assert_eq!(identity(&xml).unwrap().run, None);
@@ -270,7 +284,8 @@ mod tests {
     #[test]
     fn a_uuid_buried_beyond_the_limit_is_not_searched_for() {
         let xml = std::io::repeat(b' ').take(2 * MAX_READ);
-        let xml = b"<domain><title>".chain(xml).chain(b"</title><uuid>".as_slice());
-        assert!(identify(xml).is_err());
+        let end = format!("</title><uuid>{UUID}</uuid>");
+        let xml = b"<domain><title>".chain(xml).chain(end.as_bytes());
+        assert!(identify(&mut Reader::from_reader(BufReader::new(xml.take(MAX_READ)))).is_err());
     }
 }

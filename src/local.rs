@@ -1,5 +1,6 @@
 //! What travels over the guard's unix socket: one JSON line each way, then the connection ends.
 
+use crate::disks::HostCached;
 use crate::lease::event::HookOp;
 use crate::lease::id::{DomainId, ProcessKey};
 use crate::lease::time::BootTime;
@@ -74,6 +75,9 @@ pub struct HookRequest {
     /// When libvirt ran the hook. A guard that was stopped reads the questions of hooks that have long given up.
     #[serde(default)]
     pub asked: Option<BootTime>,
+    /// At `prepare`: the disks that go through the host's page cache.
+    #[serde(default)]
+    pub host_cached: HostCached,
     /// The hook gives up this many milliseconds later.
     pub within_ms: u64,
 }
@@ -131,6 +135,7 @@ mod tests {
             daemon: None,
             run: Some(4),
             asked: None,
+            host_cached: HostCached::default(),
             within_ms: 2700,
         });
         let mut line = Vec::new();

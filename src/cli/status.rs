@@ -1,5 +1,6 @@
 //! `leasehold status`: what the guard of this host knows, domain by domain.
 
+use crate::lease::ledger::label;
 use crate::lease::view::{DomainView, LeaseView, StatusView};
 use crate::local::{self, Reply, Request};
 use crate::protocol::{Mode, NamedState};
@@ -95,16 +96,28 @@ fn show(view: &StatusView) -> String {
             domain.why,
         ));
     }
-    if view.domains.iter().any(|domain| !domain.late_writes.is_empty()) {
-        text.push_str("\nwhat could still be written after a domain's death, and what would end it:\n");
-    }
+    text.push_str(&details(view));
+    text
+}
+
+/// What does not fit into a table: what keeps a process from being called gone, and what would outlive the running.
+fn details(view: &StatusView) -> String {
+    let mut text = String::new();
     for domain in &view.domains {
+        let who = label(&domain.name, domain.domain);
+        for process in &domain.not_gone {
+            text.push_str(&format!("NOT GONE  {who}, process {}: {}\n", process.pid, process.why));
+        }
         for late in &domain.late_writes {
-            let (name, way) = (shown_name(domain), late.way);
-            text.push_str(&format!("{name:width$}  {}, {}; ended by {}\n", late.what, way.name(), way.ended_by()));
+            let (what, way) = (late.what.escape_debug(), late.way);
+            text.push_str(&format!(
+                "LATE      {who}: {what}, {}, could still be written after its death; ended by {}\n",
+                way.name(),
+                way.ended_by()
+            ));
         }
     }
-    text
+    if text.is_empty() { text } else { format!("\n{text}") }
 }
 
 fn shown_name(domain: &DomainView) -> String {

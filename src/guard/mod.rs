@@ -17,6 +17,8 @@
 
 mod copies;
 mod core;
+mod disks;
+mod ending;
 mod killer;
 mod outbox;
 mod polite;
@@ -133,7 +135,8 @@ fn start(config: &Config) -> Result<Never, String> {
         record: record.clone(),
     };
     let socket = local::socket_path(run_dir);
-    socket::start(&socket, &core, &waiting, &callers, &record)
+    let disks = disks::DiskRule::new(config.host_cached_disks, config.policy().observe, &record);
+    socket::start(&socket, &core, &waiting, &callers, (copies, disks), &record)
         .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
     record.say(Severity::Info, started(config));
     // The core is this thread, and it starts no other from here on: none would inherit what favours it.

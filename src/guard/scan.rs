@@ -301,9 +301,10 @@ impl Thread {
     /// A process of an earlier guard's ledger that ended while no guard ran.
     fn ended_before_us(&self, domain: DomainId, note: Note) {
         let (core, copies, process) = (self.core.clone(), self.copies.clone(), note.process());
+        let ended = copies.ended(note);
         let run = move || {
             let mut pause = Duration::from_millis(2);
-            while note.prove_ended().is_err() {
+            while ended.prove_gone().is_err() {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -333,7 +334,7 @@ fn prove(copy: &Known, copies: &Copies, core: &Sender<Input>, record: &Record) {
                 return tell(core, Event::Gone { domain: copy.process.domain, process });
             }
             Err(why) => {
-                let why = why.to_string();
+                copy.is_not_gone(&why);
                 if !complained && started.elapsed() >= COMPLAINT {
                     complained = true;
                     let who = label(&copy.process.name, copy.process.domain);
@@ -345,7 +346,6 @@ fn prove(copy: &Known, copies: &Copies, core: &Sender<Input>, record: &Record) {
                         ),
                     );
                 }
-                copy.is_not_gone(why);
             }
         }
         std::thread::sleep(pause);

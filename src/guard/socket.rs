@@ -1,13 +1,19 @@
 //! The guard's unix socket: hooks and `leasehold status`. A thread for each connection, and not more than so many.
 
+use super::copies::Copies;
 use super::core::Input;
+use super::disks::DiskRule;
 use super::outbox::{Delivered, Waiting};
 use super::record::Record;
 use super::scan::Callers;
 use crate::lease::event::{Event, HookCall, HookId, Severity, Verdict};
+use crate::lease::id::DomainId;
+use crate::lease::late_write::Way;
 use crate::lease::ledger::label;
+use crate::lease::view::StatusView;
 use crate::local::{self, HookRequest, Reply, Request};
 use crate::node::clock;
+use crate::protocol::NamedState;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -35,6 +41,7 @@ pub fn start(
     core: &Sender<Input>,
     waiting: &Waiting,
     callers: &Arc<Mutex<Callers>>,
+    (copies, disks): (Copies, DiskRule),
     record: &Record,
 ) -> io::Result<()> {
     match std::fs::remove_file(path) {
@@ -47,6 +54,8 @@ pub fn start(
         core: core.clone(),
         waiting: waiting.clone(),
         callers: callers.clone(),
+        copies,
+        disks,
         record: record.clone(),
         next: AtomicU64::new(1),
         open: AtomicUsize::new(0),
@@ -59,6 +68,8 @@ struct Desk {
     core: Sender<Input>,
     waiting: Waiting,
     callers: Arc<Mutex<Callers>>,
+    copies: Copies,
+    disks: DiskRule,
     record: Record,
     next: AtomicU64,
     open: AtomicUsize,
@@ -105,6 +116,10 @@ impl Desk {
     }
 
     fn hook(&self, request: HookRequest) -> Reply {
+        if let Some(sentence) = self.disks.refusal(&request) {
+            return Reply::Refuse(sentence);
+        }
+        let domain = request.domain;
         let id = HookId(self.next.fetch_add(1, Ordering::Relaxed));
         let within = Duration::from_millis(request.within_ms).min(LONGEST_HOOK);
         let (to, verdict) = sync_channel(1);
@@ -134,7 +149,9 @@ impl Desk {
                 Reply::Refuse(format!("domain {who} is not started: this host's leasehold cannot write {why}"))
             }
             Ok(Delivered { verdict: Verdict::Allow, .. }) => Reply::Allow,
-            Ok(Delivered { verdict: Verdict::Refuse(sentence), .. }) => Reply::Refuse(sentence),
+            Ok(Delivered { verdict: Verdict::Refuse(sentence), .. }) => {
+                Reply::Refuse(self.with_reason(sentence, domain))
+            }
             // No verdict, which the hook knows to take: refusing here would kill what a restarted libvirtd finds running.
             Err(_) => Reply::Bad("it did not decide in time".into()),
         }
@@ -144,8 +161,30 @@ impl Desk {
         let (to, view) = sync_channel(1);
         self.core.send(Input::Status(to)).expect("the core lives as long as the process");
         match view.recv_timeout(STATUS_TIMEOUT) {
-            Ok(view) => Reply::Status(Box::new(view)),
+            Ok(view) => Reply::Status(Box::new(self.complete(view))),
             Err(_) => Reply::Bad("the guard's core did not answer: it hangs, and its permit runs out".into()),
         }
+    }
+
+    /// A refusal says that an earlier process is in the way; why it still is, its own state tells.
+    fn with_reason(&self, sentence: String, domain: DomainId) -> String {
+        match self.copies.reasons(domain, false).first() {
+            Some((pid, reason)) => format!("{sentence} Process {pid} is not gone: {}", reason.why),
+            None => sentence,
+        }
+    }
+
+    /// Adds what the core does not know: the state of processes and what they hold. It is looked up here, in a thread of
+    /// this connection's own, since /proc may be slow.
+    fn complete(&self, mut view: StatusView) -> StatusView {
+        for domain in &mut view.domains {
+            let condemned = domain.state == NamedState::Dying;
+            let reasons = self.copies.reasons(domain.domain, condemned);
+            domain.not_gone = reasons.into_iter().map(|(pid, reason)| reason.view(pid)).collect();
+            if !self.disks.is_shown() {
+                domain.late_writes.retain(|late| late.way != Way::PageCache);
+            }
+        }
+        view
     }
 }

@@ -58,7 +58,7 @@ impl Mount {
 }
 
 /// Space, tab, newline and backslash stand in mountinfo as `\` and three octal digits.
-fn unescape(text: &str) -> String {
+pub(super) fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&byte, behind)) = rest.split_first() {

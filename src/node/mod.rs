@@ -12,6 +12,7 @@
 //! | [`traces`] | what of a process outlives it: page cache, TCP queues, requests of io_urings |
 //! | [`late_writes`] | the same told beforehand, and the kernel's own clients |
 //! | [`gone`] | the proof that a process is gone and silent (rule 7) |
+//! | [`stuck`] | what a process that will not die waits for |
 //! | [`libvirt`] | the polite way, through a `virsh` child with a deadline |
 //! | [`realtime`] | running when every processor is busy |
 //! | [`hook_audit`] | is libvirt's hook ours and in force (rule 10) |
@@ -40,6 +41,7 @@ pub mod process;
 pub mod realtime;
 mod sock_diag;
 pub mod state_files;
+pub mod stuck;
 mod sys;
 mod tcp_table;
 pub mod traces;

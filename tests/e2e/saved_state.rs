@@ -109,7 +109,7 @@ fn a_guest_that_is_reset_reboots_or_crashes_keeps_its_process_and_its_lease_unti
     let site = Site::new(&world);
     let node = site.node("n1", "");
     let domain = Domain {
-        elements: "<features><acpi/></features><on_crash>restart</on_crash>",
+        elements: "<features><acpi/></features><on_crash>restart</on_crash>".to_owned(),
         devices: "<panic model='isa'/>".to_owned(),
         ..Domain::new("web-1")
     };

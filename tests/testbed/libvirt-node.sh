@@ -12,7 +12,8 @@
 # connect or cut it (ip link ... netns PID).
 #
 # HOOK=PATH      links PATH as /etc/libvirt/hooks/qemu.d/leasehold-hook before libvirtd starts
-# CGROUP=hybrid  keeps a v1 + v2 mix where the machine has one; the default is one unified v2 tree
+# CGROUP=hybrid  keeps a v1 + v2 mix where the machine has one; CGROUP=v1 its v1 hierarchies alone; the default is one
+#                unified v2 tree
 #
 # Needs root and the Debian packages libvirt-daemon-system libvirt-clients libvirt-daemon-driver-qemu
 # qemu-system-x86 (apt-get install --no-install-recommends).
@@ -73,14 +74,16 @@ grep -q '^security_driver' "$home/etc/qemu.conf" || echo 'security_driver = "non
 # QEMU as root: WORKDIR may be closed to others; and where only root may open /dev/kvm, a QEMU of another user makes
 # libvirt probe it anew ten times at every start (6 s).
 grep -q '^user' "$home/etc/qemu.conf" || printf 'user = "root"\ngroup = "root"\n' >>"$home/etc/qemu.conf"
+# Root needs no disk to be its own, and the chown of a disk whose storage is away would hang libvirtd with it.
+grep -q '^dynamic_ownership' "$home/etc/qemu.conf" || echo 'dynamic_ownership = 0' >>"$home/etc/qemu.conf"
 case ${CGROUP:-v2} in
   v2) umount -l /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup ;;
-  hybrid)
+  hybrid | v1)
     for hierarchy in /sys/fs/cgroup/*/; do
       kind=$(basename "$hierarchy")
       umount "$hierarchy"
       case $kind in
-        unified) mount -t cgroup2 cgroup2 "$hierarchy" ;;
+        unified) [[ $CGROUP == v1 ]] || mount -t cgroup2 cgroup2 "$hierarchy" ;;
         systemd) mount -t cgroup -o none,name=systemd cgroup "$hierarchy" ;;
         *) mount -t cgroup -o "$kind" cgroup "$hierarchy" ;;
       esac

@@ -14,7 +14,7 @@ pub struct Domain {
     /// "raw", shareable between hosts, or "qcow2", which can have snapshots.
     pub format: &'static str,
     /// More of libvirt's XML: elements of `<domain>` and of `<devices>`.
-    pub elements: &'static str,
+    pub elements: String,
     pub devices: String,
     /// A monitor of its own for [`super::Watch`].
     pub watched: bool,
@@ -54,7 +54,7 @@ impl Domain {
             disk: None,
             cache: "none",
             format: "raw",
-            elements: "",
+            elements: String::new(),
             devices: String::new(),
             watched: false,
         }
@@ -88,9 +88,10 @@ impl Domain {
         let mut disk = String::new();
         if let Some(path) = &self.disk {
             let path = escape(&path.display().to_string());
+            let (kind, source) = if path.starts_with("/dev/") { ("block", "dev") } else { ("file", "file") };
             write!(
                 disk,
-                "<disk type='file'><driver name='qemu' type='{}' cache='{}'/><source file='{path}'/>\
+                "<disk type='{kind}'><driver name='qemu' type='{}' cache='{}'/><source {source}='{path}'/>\
                  <target dev='vda' bus='virtio'/>{}</disk>",
                 self.format,
                 self.cache,

@@ -28,15 +28,15 @@ impl Deref for Host {
 impl Host {
     /// Starts a host without a hook.
     pub fn start(world: &World, name: &str) -> Host {
-        Host::start_with(world, name, None)
+        Host::start_with(world, name, None, "v2")
     }
 
-    /// Starts a host whose libvirtd finds `hook` (a program) from its first moment on.
-    pub fn start_with(world: &World, name: &str, hook: Option<&Path>) -> Host {
+    /// Starts a host whose libvirtd finds `hook` (a program) from its first moment on. `cgroups`: "v2", "v1", "hybrid".
+    pub fn start_with(world: &World, name: &str, hook: Option<&Path>, cgroups: &str) -> Host {
         let unique = world.unique(name);
         let mut command = Command::new("bash");
         command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testbed/libvirt-node.sh"));
-        command.arg(&unique).arg(world.dir()).args(["--", "sh", "-c", HOLD]).env_remove("HOOK").env_remove("CGROUP");
+        command.arg(&unique).arg(world.dir()).args(["--", "sh", "-c", HOLD]).env_remove("HOOK").env("CGROUP", cgroups);
         // libvirt hands it to the hook and shows it with every refusal.
         command.env_remove("LD_LIBRARY_PATH");
         if let Some(hook) = hook {
@@ -62,17 +62,18 @@ impl Host {
         self.virsh(&["domstate", "--reason", &domain.name]).expect_ok().trim().to_owned()
     }
 
+    /// Has the domain's QEMU do something with its first disk, as its guest would: `write -P 0xaa 0 64k`.
+    pub fn qemu_io(&self, domain: &Domain, command: &str) {
+        let command = format!("qemu-io -d /machine/peripheral/virtio-disk0/virtio-backend \"{command}\"");
+        let said = self.virsh(&["qemu-monitor-command", &domain.name, "--hmp", &command]).expect_ok();
+        // The monitor reports a failed command as its output.
+        assert!(!said.contains("failed") && !said.contains("Error"), "{command}: {said}");
+    }
+
     /// The pid, out here, of the domain's QEMU on this host.
     pub fn qemu(&self, domain: &Domain) -> Option<i32> {
         let mine = inhabitants(self.init());
         qemus(&domain.uuid).into_iter().find(|pid| mine.contains(pid))
-    }
-
-    /// Has the domain's first virtio disk do something, by QEMU's own qemu-io.
-    pub fn qemu_io(&self, domain: &Domain, command: &str) {
-        let disk = "/machine/peripheral/virtio-disk0/virtio-backend";
-        let line = format!("qemu-io -d {disk} \"{command}\"");
-        self.virsh(&["qemu-monitor-command", &domain.name, "--hmp", &line]).expect_ok();
     }
 
     /// Waits until no QEMU of the domain is left on this host.

@@ -17,6 +17,7 @@ mod qmp;
 mod signals;
 mod site;
 mod space;
+mod storage;
 mod wait;
 mod world;
 
@@ -32,5 +33,6 @@ pub use qmp::Watch;
 pub use signals::SigkillTrace;
 pub use site::{Node, Site, expiry};
 pub use space::Space;
+pub use storage::{Frozen, LoopDevice, Storage, stored};
 pub use wait::{Stopwatch, wait_until};
 pub use world::{World, leasehold, tell};

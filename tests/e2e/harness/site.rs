@@ -117,9 +117,20 @@ impl<'w> Site<'w> {
         node
     }
 
+    /// The same on a host with these cgroup hierarchies: "v2", "v1", "hybrid".
+    pub fn node_on(&self, name: &str, more: &str, cgroups: &str) -> Node {
+        let host = Host::start_with(self.world, name, Some(&super::world::leasehold()), cgroups);
+        let mut node = self.connect(host, name, more);
+        node.guard = Some(node.host.guard());
+        node
+    }
+
     /// The same before its guard was ever started.
     pub fn node_without_guard(&self, name: &str, more: &str) -> Node {
-        let host = self.world.host_with_hook(name, &super::world::leasehold());
+        self.connect(self.world.host_with_hook(name, &super::world::leasehold()), name, more)
+    }
+
+    fn connect(&self, host: Host, name: &str, more: &str) -> Node {
         let link = self.world.connect(&host, &self.space);
         let node = Node { guard: None, link, host };
         node.host.write_config("token", &format!("token-of-node-{name}-for-tests\n"));
