@@ -58,6 +58,8 @@ pub struct Config {
     pub lapse: Lapse,
     /// In the file's order: the first that matches wins.
     pub rules: Vec<Rule>,
+    /// What becomes of a start with a disk that goes through the host's page cache.
+    pub host_cached_disks: HostCachedDisks,
     /// How long the hook may take before it refuses, 200 ms to 60 s. libvirt itself has no limit (virProcessWait).
     pub hook_deadline: Duration,
     /// Where libvirt is.
@@ -66,6 +68,17 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Fence records and the machine's key.
     pub state_dir: PathBuf,
+}
+
+/// `[admission] host_cached_disks`. Which disks these are: [`crate::disks`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostCachedDisks {
+    /// They start, and nothing is said of them.
+    Allow,
+    /// They start; the log and `leasehold status` name them.
+    Warn,
+    /// They do not start.
+    Refuse,
 }
 
 /// `[contact]`, kind `native`.
@@ -146,6 +159,10 @@ impl Config {
             contact,
             lapse: root.table("lapse")?.choice("action", LAPSES)?.map_or(Lapse::Kill, |placed| placed.value),
             rules: root.tables("rule", MAX_RULES)?.iter().map(rule).collect::<Result<_, _>>()?,
+            host_cached_disks: root
+                .table("admission")?
+                .choice("host_cached_disks", HOST_CACHED_DISKS)?
+                .map_or(HostCachedDisks::Warn, |placed| placed.value),
             hook_deadline: hook_deadline(&root)?,
             libvirt: Libvirt {
                 uri: uri(&libvirt)?,
@@ -187,6 +204,8 @@ impl Config {
         if self.watchdog.strict { self.timing.bound_if_feed_stops(assured) } else { self.timing.bound(assured) }
     }
 }
+const HOST_CACHED_DISKS: &[(&str, HostCachedDisks)] =
+    &[("warn", HostCachedDisks::Warn), ("refuse", HostCachedDisks::Refuse), ("allow", HostCachedDisks::Allow)];
 
 const LAPSES: &[(&str, Lapse)] = &[("kill", Lapse::Kill), ("hold", Lapse::Hold)];
 

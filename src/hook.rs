@@ -5,6 +5,7 @@
 //! `migrate` and `restore`; its stderr is what `virsh start` shows.
 
 use crate::config::Config;
+use crate::disks::HostCached;
 use crate::lease::admission::may_reconnect;
 use crate::lease::event::HookOp;
 use crate::lease::id::{DomainId, NodeId, ProcessKey};
@@ -15,13 +16,16 @@ use crate::node::{clock, files, host, process};
 use quick_xml::Reader;
 use quick_xml::events::Event;
 use std::ffi::OsString;
-use std::io::{BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Where the uuid must be found. It stands at the top; the whole XML may be 25 MB.
+/// Where the uuid must be found. It stands at the top.
 const MAX_READ: u64 = 1 << 20;
+/// Where the disks must be found. libvirt takes 4 MiB of XML and hands up to 25 MB on, quotes being entities there.
+const MAX_DISKS: u64 = 32 << 20;
 /// Taken off the deadline for the way back from the guard.
 const RETURN: Duration = Duration::from_millis(200);
 /// For an operation that ends something: the guard reads what was sent even when nobody waits any more, and after a
@@ -35,13 +39,15 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
     let started = Instant::now();
     let argument = |at: usize| arguments.get(at).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
     let (name, op) = (argument(0), HookOp::parse(&argument(1), &argument(2)));
+    // Before the first file is read: a read may hang.
+    let limits = give_up_in_time(started, &name, op);
     let settings = read_settings();
-    let deadline = settings.as_ref().map_or(DEFAULT_DEADLINE, |read| Duration::from_millis(read.deadline_ms));
-    let deadline = if op.can_refuse() { deadline } else { deadline.min(END_DEADLINE) };
+    let limit = Limit::of(settings.as_ref(), op);
     let observe = settings.as_ref().map(|read| read.observe);
-    give_up_at(started + deadline, &name, op, observe == Some(true));
+    // No thread to take it, no deadline but the socket's timeouts; it has been said.
+    let _ = limits.send(limit);
 
-    let call = Call { name, op, started, deadline };
+    let call = Call { name, op, started, deadline: limit.deadline };
     match (call.decide(std::io::stdin().lock()), op.can_refuse()) {
         (Ok(()), _) | (Err(_), false) => ExitCode::SUCCESS,
         // safety: an observing node promises nothing, so nobody relies on a refusal.
@@ -49,6 +55,24 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
         (Err(sentence), true) => {
             complain(&sentence);
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// How long libvirt is kept waiting, and whether a late verdict refuses.
+#[derive(Debug, Clone, Copy)]
+struct Limit {
+    deadline: Duration,
+    refuses: bool,
+}
+
+impl Limit {
+    fn of(settings: Option<&HookSettings>, op: HookOp) -> Limit {
+        let deadline = settings.map_or(DEFAULT_DEADLINE, |read| Duration::from_millis(read.deadline_ms));
+        let observe = settings.is_some_and(|read| read.observe);
+        Limit {
+            deadline: if op.can_refuse() { deadline } else { deadline.min(END_DEADLINE) },
+            refuses: op.can_refuse() && op != HookOp::Reconnect && !observe,
         }
     }
 }
@@ -63,9 +87,15 @@ struct Call {
 impl Call {
     /// `Err` is the sentence for `virsh start`.
     fn decide(&self, xml: impl Read) -> Result<(), String> {
-        let Identity { domain, run } = identify(xml).map_err(|why| {
+        let mut xml = Reader::from_reader(BufReader::new(xml.take(MAX_READ)));
+        let Identity { domain, run, depth } = identify(&mut xml).map_err(|why| {
             format!("domain {} is not let through: libvirt's XML {why}. Please report this", self.name.escape_debug())
         })?;
+        let host_cached = (self.op == HookOp::Prepare).then(|| {
+            xml.get_mut().get_mut().set_limit(MAX_DISKS);
+            // Half is left for the verdict, so that a rule which lets it through still can.
+            HostCached::read(&mut xml, depth, self.started + self.deadline / 2)
+        });
         let within = self.deadline.saturating_sub(RETURN).saturating_sub(self.started.elapsed());
         let request = HookRequest {
             domain,
@@ -73,6 +103,8 @@ impl Call {
             op: self.op,
             daemon: libvirt_daemon(),
             run,
+            asked: Some(clock::now()),
+            host_cached: host_cached.unwrap_or_default(),
             within_ms: within.as_millis() as u64,
         };
         // The guard answers within its time; the extra is for a guard that does not, and ends before our own.
@@ -80,16 +112,30 @@ impl Call {
         match local::ask(Path::new(local::RUN_DIR), &Request::Hook(request), patience) {
             Ok(Reply::Allow) => Ok(()),
             Ok(Reply::Refuse(sentence)) => Err(sentence),
-            Ok(_) => Err(self.guard_away(domain, "it answered something else: is it of another version?")),
             // safety: the guard owns what runs; here only a positively ended lease may kill (see may_reconnect).
-            Err(_) if self.op == HookOp::Reconnect => reconnect_without_guard(domain),
-            Err(error) => Err(self.guard_away(domain, &error.to_string())),
+            _ if self.op == HookOp::Reconnect => reconnect_without_guard(domain),
+            Ok(Reply::Bad(why)) => Err(self.guard_hangs(domain, &why)),
+            Ok(_) => Err(self.guard_hangs(domain, "it answered something else: is it of another version?")),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                Err(self.guard_hangs(domain, &format!("nothing within {:.1} s", patience.as_secs_f64())))
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::InvalidData) => {
+                Err(self.guard_hangs(domain, &error.to_string()))
+            }
+            Err(error) => Err(self.guard_away(domain, &error)),
         }
     }
 
-    fn guard_away(&self, domain: DomainId, why: &str) -> String {
+    fn guard_away(&self, domain: DomainId, why: &std::io::Error) -> String {
         format!(
             "domain {} is not started: the guard on this host does not answer ({why}). Start it: systemctl start leasehold",
+            label(&self.name, domain)
+        )
+    }
+
+    fn guard_hangs(&self, domain: DomainId, why: &str) -> String {
+        format!(
+            "domain {} is not started: the guard on this host does not answer as it should ({why}). See journalctl -u leasehold; if it hangs: systemctl restart leasehold",
             label(&self.name, domain)
         )
     }
@@ -113,11 +159,12 @@ fn reconnect_without_guard(domain: DomainId) -> Result<(), String> {
 struct Identity {
     domain: DomainId,
     run: Option<i64>,
+    /// In how many elements the reader is where it stopped.
+    depth: usize,
 }
 
 /// Reads as far as `<uuid>`, a child of `<domain>`, and no further.
-fn identify(xml: impl Read) -> Result<Identity, String> {
-    let mut reader = Reader::from_reader(BufReader::new(xml.take(MAX_READ)));
+fn identify(reader: &mut Reader<impl BufRead>) -> Result<Identity, String> {
     let (mut buffer, mut depth, mut run, mut in_uuid) = (Vec::new(), 0, None, false);
     loop {
         match reader.read_event_into(&mut buffer).map_err(|error| format!("is not well formed ({error})"))? {
@@ -134,7 +181,10 @@ fn identify(xml: impl Read) -> Result<Identity, String> {
                 in_uuid = false;
             }
             Event::Text(text) if in_uuid => {
-                return text.parse().map(|domain| Identity { domain, run }).map_err(|bad| format!("is odd: {bad}"));
+                return text
+                    .parse()
+                    .map(|domain| Identity { domain, run, depth })
+                    .map_err(|bad| format!("is odd: {bad}"));
             }
             Event::Eof => return Err("has no uuid".into()),
             _ => {}
@@ -170,12 +220,16 @@ fn configured_to_observe() -> bool {
     Config::load(Path::new(crate::config::PATH)).is_ok_and(|config| config.policy().observe)
 }
 
-/// Ends the process at the deadline, whatever hangs: stdin, the guard, a disk.
-fn give_up_at(deadline: Instant, name: &str, op: HookOp, observe: bool) {
+/// Ends the process at the deadline, whatever hangs: stdin, the guard, a disk. The deadline is the default one until
+/// another is sent.
+fn give_up_in_time(started: Instant, name: &str, op: HookOp) -> Sender<Limit> {
+    let (sender, limits) = channel();
     let name = name.escape_debug().to_string();
     let timer = std::thread::Builder::new().stack_size(128 << 10).spawn(move || {
-        std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
-        if op.can_refuse() && op != HookOp::Reconnect && !observe {
+        let unknown = Limit::of(None, op);
+        let limit = limits.recv_timeout(unknown.deadline).unwrap_or(unknown);
+        std::thread::sleep((started + limit.deadline).saturating_duration_since(Instant::now()));
+        if limit.refuses {
             complain(&format!("domain {name} is not started: no verdict in time. Is the guard or a disk of this host hung? See `leasehold status`"));
             std::process::exit(1);
         }
@@ -185,6 +239,7 @@ fn give_up_at(deadline: Instant, name: &str, op: HookOp, observe: bool) {
         // Without a timer every step still has the socket's timeouts.
         complain("cannot start the deadline's thread");
     }
+    sender
 }
 
 /// One line on stderr; a closed pipe is nobody's business.
@@ -199,7 +254,7 @@ mod tests {
     const UUID: &str = "fc3be091-56d3-4c69-8adb-2fdb8b0a35d2";
 
     fn identity(xml: &str) -> Result<Identity, String> {
-        identify(xml.as_bytes())
+        identify(&mut Reader::from_reader(xml.as_bytes()))
     }
 
     #[test]
@@ -207,7 +262,7 @@ mod tests {
         let xml = format!(
             "<!-- <uuid>no</uuid> --><domain type='kvm' id='12'><name>a&amp;b</name><metadata><uuid>no</uuid></metadata><uuid>{UUID}</uuid>"
         );
-        let expected = Identity { domain: UUID.parse().unwrap(), run: Some(12) };
+        let expected = Identity { domain: UUID.parse().unwrap(), run: Some(12), depth: 2 };
         assert_eq!(identity(&xml).unwrap(), expected, "and what follows is not needed");
         let xml = format!("<domain type='qemu'>\n  <uuid> {UUID}\n</uuid></domain>");
         assert_eq!(identity(&xml).unwrap().run, None);
@@ -229,7 +284,8 @@ mod tests {
     #[test]
     fn a_uuid_buried_beyond_the_limit_is_not_searched_for() {
         let xml = std::io::repeat(b' ').take(2 * MAX_READ);
-        let xml = b"<domain><title>".chain(xml).chain(b"</title><uuid>".as_slice());
-        assert!(identify(xml).is_err());
+        let end = format!("</title><uuid>{UUID}</uuid>");
+        let xml = b"<domain><title>".chain(xml).chain(end.as_bytes());
+        assert!(identify(&mut Reader::from_reader(BufReader::new(xml.take(MAX_READ)))).is_err());
     }
 }

@@ -7,7 +7,7 @@
 //! | [`sources`] | where contact and claims come from |
 //! | [`node`] | this machine: clock, processes, cgroups, libvirt's files; the only `unsafe` |
 //! | [`guard`] | the daemon: threads and their wiring |
-//! | [`hook`] | libvirt's qemu hook |
+//! | [`hook`], [`disks`] | libvirt's qemu hook, and which disks go through the page cache by its XML |
 //! | [`local`] | the guard's unix socket |
 //! | [`config`], [`cli`] | the configuration, the commands |
 //! | `authority` | the reference authority, behind a feature: the node's binary carries none of it |
@@ -18,6 +18,7 @@
 pub mod authority;
 pub mod cli;
 pub mod config;
+pub mod disks;
 pub mod guard;
 pub mod hook;
 pub mod lease;

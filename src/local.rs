@@ -1,7 +1,9 @@
 //! What travels over the guard's unix socket: one JSON line each way, then the connection ends.
 
+use crate::disks::HostCached;
 use crate::lease::event::HookOp;
 use crate::lease::id::{DomainId, ProcessKey};
+use crate::lease::time::BootTime;
 use crate::lease::view::StatusView;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -74,7 +76,13 @@ pub struct HookRequest {
     pub daemon: Option<ProcessKey>,
     /// `<domain id=...>` of the XML.
     pub run: Option<i64>,
-    /// The hook gives up in this many milliseconds.
+    /// When libvirt ran the hook. A guard that was stopped reads the questions of hooks that have long given up.
+    #[serde(default)]
+    pub asked: Option<BootTime>,
+    /// At `prepare`: the disks that go through the host's page cache.
+    #[serde(default)]
+    pub host_cached: HostCached,
+    /// The hook gives up this many milliseconds later.
     pub within_ms: u64,
 }
 
@@ -130,6 +138,8 @@ mod tests {
             op: HookOp::Prepare,
             daemon: None,
             run: Some(4),
+            asked: None,
+            host_cached: HostCached::default(),
             within_ms: 2700,
         });
         let mut line = Vec::new();

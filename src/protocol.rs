@@ -101,7 +101,7 @@ pub struct NamedDomain {
 }
 
 /// What of a domain is on the node that names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NamedState {
     /// Nothing: a lease is held or asked for.

@@ -255,6 +255,10 @@ impl Book {
             } else if let Some(lease) = self.leases.get_mut(&domain) {
                 // Volatile, and in favour of nobody: losing it costs one more pair of reports.
                 lease.both_since = both.then_some(stamp);
+                if both {
+                    // A hint to ask again now: two copies run.
+                    self.bump(id);
+                }
             }
         }
     }
@@ -386,7 +390,10 @@ fn claim(id: &NodeId, node: &Node, domain: DomainId, lease: Option<&Lease>, newe
     let Some(lease) = lease else { return deny(None, None, "never granted".to_owned()) };
     let record = &lease.record;
     if let Some(share) = record.owner.as_ref().filter(|share| share.node == *id) {
-        return entry(if hold { ClaimKind::Hold } else { ClaimKind::Allow }, share.epoch);
+        // While a migration is open the source runs on and starts nothing: after the cut-over its copy is gone, and a
+        // start before `moved` would be a second one.
+        let held = hold || record.incoming.is_some();
+        return entry(if held { ClaimKind::Hold } else { ClaimKind::Allow }, share.epoch);
     }
     if let Some(share) = record.incoming.as_ref().filter(|share| share.node == *id) {
         return entry(if hold { ClaimKind::Hold } else { ClaimKind::Incoming }, share.epoch);

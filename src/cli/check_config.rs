@@ -1,6 +1,6 @@
 //! `leasehold check-config`: whether a file would be accepted, what it means, and what is wise to know about it.
 
-use crate::config::{self, Config, span};
+use crate::config::{self, Config, HostCachedDisks, span};
 use crate::lease::policy::Lapse;
 use crate::lease::timing::{Profile, Watchdog};
 use crate::protocol::Mode;
@@ -66,6 +66,11 @@ fn summary(config: &Config) -> Vec<String> {
         Mode::Enforce => "enforce: refuses starts and kills",
         Mode::Observe => "observe: decides and reports, refuses and kills nothing",
     };
+    let disks = match config.host_cached_disks {
+        HostCachedDisks::Allow => "in the host's page cache are let through",
+        HostCachedDisks::Warn => "in the host's page cache are let through and named",
+        HostCachedDisks::Refuse => "in the host's page cache are refused",
+    };
     let lapse = match config.lapse {
         Lapse::Kill => "a domain whose lease runs out is killed",
         Lapse::Hold => "a domain whose lease runs out is held",
@@ -81,6 +86,7 @@ fn summary(config: &Config) -> Vec<String> {
         ),
         format!("contact   native, {}", endpoints.join(", ")),
         format!("lapse     {lapse}; {} rules", config.rules.len()),
+        format!("disks     {disks}"),
         format!("hook      refuses after {}", span::show(config.hook_deadline)),
     ]
 }
@@ -129,6 +135,12 @@ fn warnings(config: &Config) -> Vec<String> {
     if config.mode == Mode::Observe {
         warn("mode is observe: nothing is refused and nothing is killed");
     }
+    if config.host_cached_disks == HostCachedDisks::Allow {
+        warn(
+            "disks in the host's page cache are let through in silence: a domain that has one is gone only when its \
+             storage has taken all that it wrote, and never as long as that is away",
+        );
+    }
     if config.lapse == Lapse::Hold || config.rules.iter().any(|rule| rule.lapse == Lapse::Hold) {
         warn("domains with lapse \"hold\" outlive their leases: only a receipt frees them, whatever time has passed");
     }
@@ -153,12 +165,14 @@ mod tests {
     fn a_good_file_is_summed_up_and_its_doubtful_choices_named() {
         let (code, out, err) = check(
             "node = 'n1'\nmode = 'observe'\n[contact]\nendpoints = ['http://ctl:7470']\nallow_plain_http = true\n\
-             [lapse]\naction = 'hold'\n",
+             [lapse]\naction = 'hold'\n[admission]\nhost_cached_disks = 'allow'\n",
         );
         assert_eq!((code, err.as_str()), (ExitCode::SUCCESS, ""));
         assert!(out.lines().next().unwrap().ends_with("leasehold.toml: good"), "{out}");
         for expected in [
             "node      n1",
+            "disks     in the host's page cache are let through",
+            "are let through in silence",
             "profile default: ttl 15s, renewed every 3s",
             "warning: no watchdog, so there is no bound",
             "is the only endpoint",

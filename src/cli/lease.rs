@@ -93,9 +93,10 @@ pub fn run(lease: &Lease, terminal: &mut Terminal<'_>) -> Exit {
     finish(terminal, done)
 }
 
-struct Run<'a> {
-    controller: &'a Controller,
-    json: bool,
+/// Leases, asked for and shown.
+pub(super) struct Run<'a> {
+    pub(super) controller: &'a Controller,
+    pub(super) json: bool,
 }
 
 impl Run<'_> {
@@ -142,7 +143,7 @@ impl Run<'_> {
         Ok(Exit::Done)
     }
 
-    fn show(&self, terminal: &mut Terminal<'_>, lease: &LeaseView) {
+    pub(super) fn show(&self, terminal: &mut Terminal<'_>, lease: &LeaseView) {
         if self.json {
             return terminal.json(lease);
         }
@@ -232,7 +233,7 @@ impl Run<'_> {
         Ok(Exit::Done)
     }
 
-    fn leave(
+    pub(super) fn leave(
         &self,
         terminal: &mut Terminal<'_>,
         domain: DomainId,

@@ -2,10 +2,12 @@
 
 pub mod check_config;
 pub mod controller;
+pub mod doctor;
 pub mod drain;
 pub mod fence;
 pub mod guard;
 pub mod lease;
+pub mod migrate;
 pub mod node;
 pub mod status;
 pub mod timing;
@@ -31,9 +33,11 @@ struct Cli {
 enum Command {
     Guard(guard::Args),
     Status(status::Args),
+    Doctor(doctor::Args),
     Timing(timing::Args),
     CheckConfig(check_config::Args),
     Lease(lease::Lease),
+    Migrate(migrate::Migrate),
     Fence(fence::Fence),
     Unfence(fence::Unfence),
     Node(node::Node),
@@ -65,9 +69,11 @@ pub fn main() -> ExitCode {
             return end(guard::run(args, &mut io::stderr()));
         }
         Command::Status(args) => status::run(args, &mut out, &mut err),
+        Command::Doctor(args) => return doctor::run(args, &mut Terminal::stdio()).into(),
         Command::Timing(args) => timing::run(args, &mut out, &mut err),
         Command::CheckConfig(args) => check_config::run(args, &mut out, &mut err),
         Command::Lease(args) => return lease::run(args, &mut Terminal::stdio()).into(),
+        Command::Migrate(args) => return migrate::run(args, &mut Terminal::stdio()).into(),
         Command::Fence(args) => return fence::run(args, &mut Terminal::stdio()).into(),
         Command::Unfence(args) => return fence::run_unfence(args, &mut Terminal::stdio()).into(),
         Command::Node(args) => return node::run(args, &mut Terminal::stdio()).into(),

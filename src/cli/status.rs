@@ -1,5 +1,6 @@
 //! `leasehold status`: what the guard of this host knows, domain by domain.
 
+use crate::lease::ledger::label;
 use crate::lease::view::{DomainView, DrainView, LeaseView, StatusView, WatchdogView};
 use crate::local::{self, Reply, Request};
 use crate::protocol::{Mode, NamedState};
@@ -103,6 +104,7 @@ fn show(view: &StatusView) -> String {
             domain.why,
         ));
     }
+    text.push_str(&details(view));
     text
 }
 
@@ -118,6 +120,26 @@ fn show_watchdog(watchdog: &WatchdogView) -> String {
         text.push_str(&format!("; {error}"));
     }
     text
+}
+
+/// What does not fit into a table: what keeps a process from being called gone, and what would outlive the running.
+fn details(view: &StatusView) -> String {
+    let mut text = String::new();
+    for domain in &view.domains {
+        let who = label(&domain.name, domain.domain);
+        for process in &domain.not_gone {
+            text.push_str(&format!("NOT GONE  {who}, process {}: {}\n", process.pid, process.why));
+        }
+        for late in &domain.late_writes {
+            let (what, way) = (late.what.escape_debug(), late.way);
+            text.push_str(&format!(
+                "LATE      {who}: {what}, {}, could still be written after its death; ended by {}\n",
+                way.name(),
+                way.ended_by()
+            ));
+        }
+    }
+    if text.is_empty() { text } else { format!("\n{text}") }
 }
 
 fn shown_name(domain: &DomainView) -> String {

@@ -22,6 +22,7 @@ fn the_smallest_file_names_an_endpoint_and_everything_else_has_a_default() {
     assert_eq!(config.timing, Timing::profile(Profile::Default));
     assert_eq!(config.watchdog.device, Device::None);
     assert_eq!(config.lapse, Lapse::Kill);
+    assert_eq!(config.host_cached_disks, HostCachedDisks::Warn);
     assert_eq!(config.hook_deadline, Duration::from_secs(3));
     assert_eq!(config.libvirt.uri, "qemu:///system");
     assert_eq!(config.run_dir, Path::new("/run/leasehold"));
@@ -62,6 +63,8 @@ fn every_key_can_be_set() {
         [[rule]]
         uuid = "fc3be091-56d3-4c69-8adb-2fdb8b0a35d2"
         lapse = "kill"
+        [admission]
+        host_cached_disks = "refuse"
         [hook]
         deadline = "200ms"
         [libvirt]
@@ -88,6 +91,7 @@ fn every_key_can_be_set() {
     assert_eq!(config.contact.endpoints.len(), 2);
     assert_eq!(config.contact.token_file.as_deref(), Some(Path::new("/etc/leasehold/token")));
     assert_eq!(config.rules.len(), 2);
+    assert_eq!(config.host_cached_disks, HostCachedDisks::Refuse);
     assert_eq!(config.libvirt.hooks_dir, Path::new("/tmp/hooks"));
 }
 

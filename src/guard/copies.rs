@@ -1,12 +1,15 @@
 //! Every process that is not proven gone, what each would leave behind, and the same on /run for the next guard: a
 //! process that ends while no guard runs can be proven gone only from what was noted before.
 
+use super::ending::{Progress, Reason};
 use crate::lease::id::{DomainId, ProcessKey};
+use crate::lease::late_write::LateWrite;
 use crate::node::cgroup::DomainCgroup;
 use crate::node::domains::DomainProcess;
 use crate::node::files::{self, Durability};
 use crate::node::gone::{self, Gone, NotGone};
 use crate::node::traces::Traces;
+use crate::node::{late_writes, stuck};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -25,6 +28,8 @@ pub struct Copies(Arc<Mutex<Inner>>);
 #[derive(Default)]
 struct Inner {
     known: BTreeMap<ProcessKey, Arc<Known>>,
+    /// Ended before this guard began.
+    ended: BTreeMap<ProcessKey, Arc<Ended>>,
     gone: BTreeSet<ProcessKey>,
 }
 
@@ -33,7 +38,14 @@ pub struct Known {
     /// The process.
     pub process: DomainProcess,
     noted: Mutex<Noted>,
-    not_gone: Mutex<Option<String>>,
+    late_writes: Mutex<BTreeSet<LateWrite>>,
+    progress: Progress,
+}
+
+/// One process that ended while no guard ran, and how far the proof of that has come.
+pub struct Ended {
+    note: Note,
+    progress: Progress,
 }
 
 /// What a process would leave behind.
@@ -55,7 +67,8 @@ pub struct Note {
 
 impl Known {
     fn new(process: DomainProcess, noted: Noted) -> Known {
-        let known = Known { process, noted: Mutex::new(noted), not_gone: Mutex::default() };
+        let known =
+            Known { process, noted: Mutex::new(noted), late_writes: Mutex::default(), progress: Progress::default() };
         known.remember_traces();
         known
     }
@@ -63,6 +76,10 @@ impl Known {
     /// Looks again at what it would leave behind; what was once seen stays.
     pub fn remember_traces(&self) {
         let now = Traces::of_domain(&self.process);
+        // For people: what cannot be seen now is shown by the next look.
+        if let Some(ways) = now.as_ref().ok().and_then(|traces| late_writes::of(&self.process, traces).ok()) {
+            *lock(&self.late_writes) = ways;
+        }
         let mut noted = lock(&self.noted);
         match now {
             Ok(traces) => noted.traces.merge(traces),
@@ -74,18 +91,35 @@ impl Known {
     pub fn prove_gone(&self) -> Result<Gone, NotGone> {
         let noted = lock(&self.noted).clone();
         gone::check_dead(&self.process, &noted.traces)?;
-        noted.flush_all_if_in_part();
-        gone::prove_gone(&self.process, &noted.traces)
+        noted.flush_all_if_in_part(&self.progress);
+        gone::prove_gone_telling(&self.process, &noted.traces, flushing(&self.progress))
     }
 
-    /// What the last attempt to prove its end said.
+    /// In which ways its writes could arrive after its death.
+    pub fn late_writes(&self) -> BTreeSet<LateWrite> {
+        lock(&self.late_writes).clone()
+    }
+
+    /// What stands in the way of calling it gone, now; none once nothing does.
+    pub fn reason(&self) -> Option<Reason> {
+        // Of the living only a look tells, and while a flush hangs only its beginning.
+        let told = self.process.process.has_exited().then(|| self.progress.reason()).flatten();
+        told.or_else(|| gone::check_dead(&self.process, &lock(&self.noted).traces).err().as_ref().map(Reason::from))
+    }
+
+    /// What stands in the way of calling it gone, as a sentence.
     pub fn why_not_gone(&self) -> Option<String> {
-        lock(&self.not_gone).clone()
+        self.reason().map(|reason| reason.why)
     }
 
-    /// Keeps what the last attempt said.
-    pub fn is_not_gone(&self, why: String) {
-        *lock(&self.not_gone) = Some(why);
+    /// Whether it has ended, or was told to and would if it could.
+    pub fn is_ending(&self) -> bool {
+        self.process.process.has_exited() || stuck::has_dead_leader(self.process.process.pid())
+    }
+
+    /// An attempt to prove its end failed.
+    pub fn is_not_gone(&self, refused: &NotGone) {
+        self.progress.failed(refused);
     }
 
     fn note(&self) -> Note {
@@ -99,8 +133,9 @@ impl Known {
 }
 
 impl Noted {
-    fn flush_all_if_in_part(&self) {
+    fn flush_all_if_in_part(&self, progress: &Progress) {
         if self.in_part {
+            progress.flushes("everything of this host (not all that it had open is known)".into());
             // What it held open is not all known, so everything of this host is written back.
             nix::unistd::sync();
         }
@@ -118,12 +153,24 @@ impl Note {
     pub fn process(&self) -> ProcessKey {
         self.process
     }
+}
 
+impl Ended {
     /// The proof of rule 7 for a process that ended while no guard ran; it may block as [`Known::prove_gone`].
-    pub fn prove_ended(&self) -> Result<Gone, NotGone> {
-        self.noted.flush_all_if_in_part();
-        gone::prove_ended(self.domain, self.process, &self.cgroup, &self.noted.traces)
+    pub fn prove_gone(&self) -> Result<Gone, NotGone> {
+        let Note { domain, process, cgroup, noted } = &self.note;
+        noted.flush_all_if_in_part(&self.progress);
+        let proof = gone::prove_ended(*domain, *process, cgroup, &noted.traces, flushing(&self.progress));
+        if let Err(refused) = &proof {
+            self.progress.failed(refused);
+        }
+        proof
     }
+}
+
+/// Keeps what is being written back.
+fn flushing(progress: &Progress) -> impl FnMut(&Path) {
+    |path| progress.flushes(path.display().to_string())
 }
 
 impl Copies {
@@ -137,9 +184,32 @@ impl Copies {
         self.inner().known.values().filter(|known| known.process.domain == domain).cloned().collect()
     }
 
+    /// In which ways a domain's writes could arrive after its death.
+    pub fn late_writes(&self, domain: DomainId) -> Vec<LateWrite> {
+        let ways: BTreeSet<LateWrite> = self.of(domain).iter().flat_map(|known| known.late_writes()).collect();
+        ways.into_iter().collect()
+    }
+
     /// Every process that is not proven gone.
     pub fn all(&self) -> Vec<Arc<Known>> {
         self.inner().known.values().cloned().collect()
+    }
+
+    /// A process that ended before this guard began, to be proven gone.
+    pub fn ended(&self, note: Note) -> Arc<Ended> {
+        let (process, ended) = (note.process, Arc::new(Ended { note, progress: Progress::default() }));
+        self.inner().ended.insert(process, ended.clone());
+        ended
+    }
+
+    /// What keeps the processes of a domain from being called gone: of those that were `condemned`, have ended, or would
+    /// end if they could.
+    pub fn reasons(&self, domain: DomainId, condemned: bool) -> Vec<(i32, Reason)> {
+        let ended: Vec<_> = self.inner().ended.values().filter(|ended| ended.note.domain == domain).cloned().collect();
+        let ended = ended.iter().filter_map(|ended| Some((ended.note.process.pid, ended.progress.reason()?)));
+        let known = self.of(domain);
+        let known = known.iter().filter(|known| condemned || known.is_ending());
+        ended.chain(known.filter_map(|known| Some((known.process.process.pid(), known.reason()?)))).collect()
     }
 
     /// Whether this process was proven gone.
@@ -173,6 +243,7 @@ impl Copies {
     pub fn remove(&self, process: ProcessKey) {
         let mut inner = self.inner();
         inner.known.remove(&process);
+        inner.ended.remove(&process);
         inner.gone.insert(process);
         if inner.gone.len() > REMEMBERED {
             inner.gone.pop_first();
@@ -230,9 +301,12 @@ mod tests {
     #[test]
     fn what_ended_while_nobody_held_it_is_proven_gone_from_its_note_and_what_lives_is_not() {
         let domain = DomainId::from_bytes([1; 16]);
-        let gone = Note::blank(domain, ended()).prove_ended().unwrap();
+        let gone = Copies::default().ended(Note::blank(domain, ended())).prove_gone().unwrap();
         assert_eq!(gone.domain(), domain);
         let own = crate::node::process::key_of(std::process::id() as i32).unwrap();
-        assert!(Note::blank(domain, own).prove_ended().is_err());
+        let (copies, living) = (Copies::default(), Note::blank(domain, own));
+        assert!(copies.ended(living).prove_gone().is_err());
+        let reasons = copies.reasons(domain, false);
+        assert_eq!(reasons[0].1.why, format!("pid {} has not exited", own.pid));
     }
 }

@@ -11,6 +11,7 @@ use crate::lease::guard::Guard;
 use crate::lease::time::BootTime;
 use crate::lease::view::StatusView;
 use crate::node::clock::{self, BootTimer};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -48,7 +49,7 @@ pub struct Hands {
     pub scanner: Scanner,
     /// SIGKILL.
     pub killer: Killer,
-    /// libvirt's own destroy, and its word on starts in flight.
+    /// libvirt's own destroy and resume, and its word on starts in flight.
     pub polite: Polite,
     /// The watchdog, where one is used.
     pub watchdog: Option<Armament>,
@@ -58,10 +59,27 @@ pub struct Hands {
     pub record: Record,
 }
 
-/// Runs until the process ends.
+/// Runs until the process ends. Hooks come last: a host that starts hundreds of domains at once must not let the answers
+/// that renew what runs grow old in the queue behind them.
 pub fn run(mut guard: Guard, inputs: Receiver<Input>, hands: &Hands, timer: &BootTimer, permit: &Arc<Permit>) {
     carry_out(&mut guard, Event::Tick, hands, timer, permit);
-    while let Ok(input) = inputs.recv() {
+    let mut hooks = VecDeque::new();
+    loop {
+        let first = if hooks.is_empty() { inputs.recv().ok() } else { None };
+        if first.is_none() && hooks.is_empty() {
+            return;
+        }
+        let mut next = None;
+        for input in first.into_iter().chain(inputs.try_iter()) {
+            match input {
+                Input::Event(Event::Hook(_)) => hooks.push_back(input),
+                _ => {
+                    next = Some(input);
+                    break;
+                }
+            }
+        }
+        let Some(input) = next.or_else(|| hooks.pop_front()) else { continue };
         match input {
             Input::Event(event) => {
                 if let (Event::Drain(false), Some(watchdog)) = (&event, &hands.watchdog) {
@@ -81,6 +99,9 @@ pub fn run(mut guard: Guard, inputs: Receiver<Input>, hands: &Hands, timer: &Boo
                 view.faults.extend(hands.scanner.faults());
                 view.faults.extend(hands.faults.iter().cloned());
                 view.watchdog = hands.watchdog.as_ref().map(Armament::view);
+                for domain in &mut view.domains {
+                    domain.late_writes = hands.scanner.late_writes(domain.domain);
+                }
                 // Whoever asked may have gone; the status is lost with it.
                 let _ = reply.try_send(view);
             }
@@ -113,6 +134,7 @@ fn carry_out(guard: &mut Guard, event: Event, hands: &Hands, timer: &BootTimer, 
         match action {
             Action::Kill { domain, process } => hands.killer.kill(domain, process),
             Action::Destroy { domain, name, by } => hands.polite.destroy(domain, name, by),
+            Action::Resume { domain, name, by } => hands.polite.resume(domain, name, by),
             Action::Scan { daemons } => hands.scanner.scan_now(daemons),
             Action::AskStarts => hands.polite.ask_starts(),
             Action::Tell(notice) => hands.record.tell(notice),

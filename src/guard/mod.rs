@@ -21,6 +21,8 @@
 mod armament;
 mod copies;
 mod core;
+mod disks;
+mod ending;
 mod farewell;
 mod feed;
 mod killer;
@@ -51,12 +53,12 @@ use crate::sources::native::{Native, NodeFacts};
 use copies::Copies;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use record::Record;
-use scan::{LastCaller, Places, Scanner};
+use scan::{Callers, Places, Scanner};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The most often that the host is scanned without a reason.
@@ -119,9 +121,9 @@ fn start(config: &Config) -> Result<Never, String> {
     let timer = Arc::new(timer);
     start_ticker(timer.clone(), core.clone()).map_err(cannot_start)?;
     let libvirt = Libvirt::new(&config.libvirt.uri);
-    let caller = LastCaller::default();
+    let callers = Arc::<Mutex<Callers>>::default();
     let places = Places {
-        caller: caller.clone(),
+        callers: callers.clone(),
         notes: local::notes_path(run_dir),
         libvirt_run_dir: config.libvirt.run_dir.clone(),
         hooks_dir: config.libvirt.hooks_dir.clone(),
@@ -129,8 +131,14 @@ fn start(config: &Config) -> Result<Never, String> {
     };
     let renewer = renew::Renewer::start(sources, &core, &record).map_err(cannot_start)?;
     let mut hands = Hands {
-        outbox: outbox::Outbox::start(local::ledger_path(run_dir), renewer, waiting.clone(), record.clone())
-            .map_err(cannot_start)?,
+        outbox: outbox::Outbox::start(
+            local::ledger_path(run_dir),
+            renewer,
+            waiting.clone(),
+            core.clone(),
+            record.clone(),
+        )
+        .map_err(cannot_start)?,
         killer: killer::Killer::start(&copies, &record).map_err(cannot_start)?,
         polite: polite::Polite::start(libvirt, &config.libvirt.run_dir, &copies, &core, &record)
             .map_err(cannot_start)?,
@@ -141,7 +149,8 @@ fn start(config: &Config) -> Result<Never, String> {
     };
     farewell::start(signals, core.clone(), record.clone()).map_err(cannot_start)?;
     let socket = local::socket_path(run_dir);
-    socket::start(&socket, &core, &waiting, &caller, &record)
+    let disks = disks::DiskRule::new(config.host_cached_disks, config.policy().observe, &record);
+    socket::start(&socket, &core, &waiting, &callers, (copies, disks), &record)
         .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
     record.say(Severity::Info, started(config));
     let permit = Arc::new(Permit::default());
@@ -184,8 +193,7 @@ fn waits_its_turn(error: &io::Error) -> String {
 fn recover(run_dir: &Path, boot: BootId, record: &Record) -> Result<Memory, String> {
     let (path, marker) = (local::ledger_path(run_dir), run_dir.join("guarded-boot"));
     let guarded = files::read_bounded(&marker, 64).is_ok_and(|bytes| bytes == boot.to_string().as_bytes());
-    files::write_atomically(&marker, boot.to_string().as_bytes(), 0o600, Durability::Kernel)
-        .map_err(|error| format!("cannot write {}: {error}", marker.display()))?;
+    leave(&marker, boot.to_string().as_bytes(), 0o600)?;
     let lost = |why: String| {
         let text = format!(
             "the ledger {} is lost: {why}. Nothing is let through before libvirt has said that no start is in flight and a later scan is whole",
@@ -221,8 +229,15 @@ fn leave_hook_settings(config: &Config) -> Result<(), String> {
     };
     let path = local::hook_settings_path(&config.run_dir);
     let bytes = serde_json::to_vec(&settings).expect("settings are plain data");
-    files::write_atomically(&path, &bytes, 0o644, Durability::Kernel)
-        .map_err(|error| format!("cannot write {}: {error}", path.display()))
+    leave(&path, &bytes, 0o644)
+}
+
+/// Writes a file unless it is there already: a guard that is restarted while /run is full must still come up, to kill.
+fn leave(path: &Path, bytes: &[u8], mode: u32) -> Result<(), String> {
+    if files::read_bounded(path, bytes.len()).is_ok_and(|there| there == bytes) {
+        return Ok(());
+    }
+    files::write_atomically(path, bytes, mode, Durability::Kernel).map_err(|error| error.to_string())
 }
 
 fn sources(config: &Config, facts: &NodeFacts) -> Result<Vec<renew::Endpoint>, String> {

@@ -22,6 +22,7 @@ const STARTS_PATIENCE: Duration = Duration::from_secs(5);
 
 enum Job {
     Destroy { domain: DomainId, name: String, by: BootTime },
+    Resume { domain: DomainId, name: String, by: BootTime },
     AskStarts,
 }
 
@@ -58,6 +59,11 @@ impl Polite {
         self.send(Job::Destroy { domain, name, by });
     }
 
+    /// Has libvirt resume the domain, until `by`.
+    pub fn resume(&self, domain: DomainId, name: String, by: BootTime) {
+        self.send(Job::Resume { domain, name, by });
+    }
+
     /// Has libvirt say which starts it has in flight.
     pub fn ask_starts(&self) {
         self.send(Job::AskStarts);
@@ -83,6 +89,7 @@ impl Worker {
             let job = self.jobs.lock().expect("no holder panics").recv();
             match job {
                 Ok(Job::Destroy { domain, name, by }) => self.destroy(domain, &name, by),
+                Ok(Job::Resume { domain, name, by }) => self.resume(domain, &name, by),
                 Ok(Job::AskStarts) => self.ask_starts(),
                 Err(_) => return,
             }
@@ -97,6 +104,16 @@ impl Worker {
         if alive.is_empty() || clock::now() >= by {
             return;
         }
+        // virsh takes a uuid that libvirt does not know for a name, and would destroy whoever is called so.
+        let namesake = self.copies.all().into_iter().find(|copy| copy.process.name == domain.to_string());
+        if let Some(other) = namesake.filter(|other| other.process.domain != domain) {
+            let (who, other) = (label(name, domain), other.process.domain);
+            self.record.say(
+                Severity::Warning,
+                format!("libvirt is not asked to destroy domain {who}: domain {other} has its uuid for a name, and might be hit instead. SIGKILL does not need it"),
+            );
+            return;
+        }
         for copy in &alive {
             copy.remember_traces();
             // rule 7: libvirt's SIGTERM must not leave sockets behind that go on retransmitting
@@ -107,6 +124,22 @@ impl Worker {
             self.record.say(
                 Severity::Warning,
                 format!("libvirt did not destroy domain {who}: {error}. SIGKILL does not need it"),
+            );
+        }
+    }
+
+    fn resume(&self, domain: DomainId, name: &str, by: BootTime) {
+        // An order that waited in the queue past its time is repeated by the core, if it still holds then.
+        if clock::now() >= by {
+            return;
+        }
+        if let Err(error) = self.libvirt.resume(domain, by) {
+            let who = label(name, domain);
+            self.record.say(
+                Severity::Warning,
+                format!(
+                    "libvirt did not resume domain {who}, which came by live migration: {error}. It is asked again"
+                ),
             );
         }
     }

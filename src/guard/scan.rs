@@ -6,9 +6,10 @@ use super::core::Input;
 use super::record::Record;
 use crate::lease::event::{CopyState, Event, Scan, SeenCopy, Severity};
 use crate::lease::id::{DomainId, ProcessKey};
+use crate::lease::late_write::LateWrite;
 use crate::lease::ledger::label;
 use crate::node::domains::{DomainProcess, Finder, RunState};
-use crate::node::hook_audit;
+use crate::node::hook_audit::{Auditor, Newcomer};
 use crate::node::libvirt;
 use crate::node::watch::ChangeWatch;
 use crate::node::{clock, process};
@@ -28,14 +29,36 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// An end that cannot be proven is told after this long.
 const COMPLAINT: Duration = Duration::from_secs(5);
 
-/// The libvirt daemon that called our hook last: proof that the hook is in force with it.
-pub type LastCaller = Arc<Mutex<Option<ProcessKey>>>;
+/// The libvirt daemons that called our hook.
+#[derive(Default)]
+pub struct Callers {
+    /// The last one: proof that the hook is in force with it.
+    last: Option<ProcessKey>,
+    /// Those that may hold an admission and were not seen dead.
+    watched: BTreeSet<ProcessKey>,
+}
+
+impl Callers {
+    /// This one calls.
+    pub fn call(&mut self, daemon: ProcessKey) {
+        self.last = Some(daemon);
+        self.watched.insert(daemon);
+    }
+
+    /// Takes out those that no longer live.
+    fn take_dead(&mut self) -> Vec<ProcessKey> {
+        let dead: Vec<_> = self.watched.iter().copied().filter(|&daemon| !process::exists(daemon)).collect();
+        self.watched.retain(|daemon| !dead.contains(daemon));
+        dead
+    }
+}
 
 /// The scan thread, from outside.
 pub struct Scanner {
     wake: Arc<EventFd>,
-    daemons: Arc<Mutex<BTreeSet<ProcessKey>>>,
+    callers: Arc<Mutex<Callers>>,
     faults: Arc<Mutex<Vec<String>>>,
+    copies: Copies,
 }
 
 /// Where and how often to look.
@@ -46,8 +69,8 @@ pub struct Places {
     pub hooks_dir: PathBuf,
     /// Between two scans, if nothing asks for one before.
     pub interval: Duration,
-    /// Which libvirt daemon called our hook last.
-    pub caller: LastCaller,
+    /// Which libvirt daemons called our hook.
+    pub callers: Arc<Mutex<Callers>>,
     /// Where the notes for the next guard are kept.
     pub notes: PathBuf,
 }
@@ -63,7 +86,7 @@ impl Scanner {
         record: &Record,
     ) -> std::io::Result<Scanner> {
         let wake = Arc::new(EventFd::from_value_and_flags(1, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
-        let (daemons, faults) = (Arc::<Mutex<_>>::default(), Arc::<Mutex<_>>::default());
+        let (callers, faults) = (places.callers.clone(), Arc::<Mutex<_>>::default());
         let mut finder = Finder::new(&places.libvirt_run_dir);
         let notes = copies::read_notes(&places.notes);
         let mut ended = Vec::new();
@@ -76,16 +99,17 @@ impl Scanner {
         let mut thread = Thread {
             finder,
             notes,
+            auditor: Auditor::new(&places.hooks_dir),
             places,
             copies: copies.clone(),
             core: core.clone(),
             record: record.clone(),
             wake: wake.clone(),
-            daemons: Arc::clone(&daemons),
             faults: Arc::clone(&faults),
             proving: BTreeSet::new(),
             recounted: None,
             failing: None,
+            notes_failing: false,
         };
         std::thread::Builder::new().name("scan".into()).stack_size(512 << 10).spawn(move || {
             for (domain, note) in ended {
@@ -93,14 +117,19 @@ impl Scanner {
             }
             thread.run();
         })?;
-        Ok(Scanner { wake, daemons, faults })
+        Ok(Scanner { wake, callers, faults, copies: copies.clone() })
     }
 
     /// Scans now, and says which of these libvirt daemons no longer live. Never blocks.
     pub fn scan_now(&self, daemons: Vec<ProcessKey>) {
-        self.daemons.lock().expect("no holder panics").extend(daemons);
+        self.callers.lock().expect("no holder panics").watched.extend(daemons);
         // Full means that a wake-up is already under way.
         let _ = self.wake.write(1);
+    }
+
+    /// In which ways a domain's writes could arrive after its death.
+    pub fn late_writes(&self, domain: DomainId) -> Vec<LateWrite> {
+        self.copies.late_writes(domain)
     }
 
     /// What is wrong with the installation, each with its remedy.
@@ -113,15 +142,16 @@ struct Thread {
     finder: Finder,
     notes: Vec<Note>,
     places: Places,
+    auditor: Auditor,
     copies: Copies,
     core: Sender<Input>,
     record: Record,
     wake: Arc<EventFd>,
-    daemons: Arc<Mutex<BTreeSet<ProcessKey>>>,
     faults: Arc<Mutex<Vec<String>>>,
     proving: BTreeSet<ProcessKey>,
     recounted: Option<Instant>,
     failing: Option<String>,
+    notes_failing: bool,
 }
 
 impl Thread {
@@ -188,20 +218,22 @@ impl Thread {
     }
 
     fn scan(&mut self) {
-        let daemons = std::mem::take(&mut *self.daemons.lock().expect("no holder panics"));
-        let dead_daemons = daemons.into_iter().filter(|&daemon| !process::exists(daemon)).collect();
-        let began = clock::now();
+        let dead_daemons = self.places.callers.lock().expect("no holder panics").take_dead();
+        let (began, mut youngest) = (clock::now(), None);
         match self.finder.scan() {
             Ok(found) => {
                 let copies = found.iter().map(seen).collect();
+                let last = found.iter().max_by_key(|found| found.process.key().started);
+                youngest = last
+                    .map(|found| Newcomer { process: found.process.key(), domain: label(&found.name, found.domain) });
                 let mut news = self.copies.learn(found, &self.notes);
                 if self.recounted.is_none_or(|last| last.elapsed() >= RECOUNT) {
                     self.recounted = Some(Instant::now());
                     self.copies.all().iter().for_each(|copy| copy.remember_traces());
                     news = true;
                 }
-                if news && let Err(error) = self.copies.write_notes(&self.places.notes) {
-                    self.record.say(Severity::Warning, format!("cannot keep notes for the next guard: {error}. What ends while no guard runs is then proven gone the long way"));
+                if news {
+                    self.write_notes();
                 }
                 if self.failing.take().is_some() {
                     self.record.say(Severity::Warning, "scans of this host are whole again".into());
@@ -209,6 +241,8 @@ impl Thread {
                 self.tell(Event::Scanned(Scan { began, copies, dead_daemons }));
             }
             Err(error) => {
+                // Nobody was told of their death.
+                self.places.callers.lock().expect("no holder panics").watched.extend(dead_daemons);
                 let why = error.to_string();
                 if self.failing.as_ref() != Some(&why) {
                     self.record.say(Severity::Error, format!("this host cannot be scanned: {why}. Until it can, the permit runs out and no receipt is sent"));
@@ -216,17 +250,24 @@ impl Thread {
                 }
             }
         }
-        self.audit();
+        self.audit(youngest.as_ref());
     }
 
-    fn audit(&self) {
+    fn write_notes(&mut self) {
+        let written = self.copies.write_notes(&self.places.notes);
+        let failed = std::mem::replace(&mut self.notes_failing, written.is_err());
+        match written {
+            Err(error) if !failed => self.record.say(Severity::Warning, format!("cannot keep notes for the next guard: {error}. What ends while no guard runs is then proven gone the long way")),
+            Ok(()) if failed => self.record.say(Severity::Warning, "the notes for the next guard can be kept again".into()),
+            _ => {}
+        }
+    }
+
+    fn audit(&mut self, youngest: Option<&Newcomer>) {
         let daemon = libvirt::daemon(&self.places.libvirt_run_dir);
-        let caller = *self.places.caller.lock().expect("no holder panics");
-        let now: Vec<String> = hook_audit::audit(&self.places.hooks_dir, daemon, caller)
-            .err()
-            .map(|fault| fault.to_string())
-            .into_iter()
-            .collect();
+        let caller = self.places.callers.lock().expect("no holder panics").last;
+        let now: Vec<String> =
+            self.auditor.audit(daemon, caller, youngest).err().map(|fault| fault.to_string()).into_iter().collect();
         let mut faults = self.faults.lock().expect("no holder panics");
         if *faults != now {
             match now.first() {
@@ -260,9 +301,10 @@ impl Thread {
     /// A process of an earlier guard's ledger that ended while no guard ran.
     fn ended_before_us(&self, domain: DomainId, note: Note) {
         let (core, copies, process) = (self.core.clone(), self.copies.clone(), note.process());
+        let ended = copies.ended(note);
         let run = move || {
             let mut pause = Duration::from_millis(2);
-            while note.prove_ended().is_err() {
+            while ended.prove_gone().is_err() {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -292,7 +334,7 @@ fn prove(copy: &Known, copies: &Copies, core: &Sender<Input>, record: &Record) {
                 return tell(core, Event::Gone { domain: copy.process.domain, process });
             }
             Err(why) => {
-                let why = why.to_string();
+                copy.is_not_gone(&why);
                 if !complained && started.elapsed() >= COMPLAINT {
                     complained = true;
                     let who = label(&copy.process.name, copy.process.domain);
@@ -304,7 +346,6 @@ fn prove(copy: &Known, copies: &Copies, core: &Sender<Input>, record: &Record) {
                         ),
                     );
                 }
-                copy.is_not_gone(why);
             }
         }
         std::thread::sleep(pause);
@@ -318,7 +359,11 @@ fn seen(found: &DomainProcess) -> SeenCopy {
         name: found.name.clone(),
         process: found.process.key(),
         started: found.process.started(),
-        state: if found.run_state == RunState::Paused { CopyState::Paused } else { CopyState::Running },
+        state: match found.run_state {
+            RunState::Running => CopyState::Running,
+            RunState::Paused => CopyState::Paused,
+            RunState::Unknown => CopyState::Unknown,
+        },
     }
 }
 

@@ -1,19 +1,26 @@
 //! The guard's unix socket: hooks and `leasehold status`. A thread for each connection, and not more than so many.
 
+use super::copies::Copies;
 use super::core::Input;
-use super::outbox::Waiting;
+use super::disks::DiskRule;
+use super::outbox::{Delivered, Waiting};
 use super::record::Record;
-use super::scan::LastCaller;
+use super::scan::Callers;
 use crate::lease::event::{Event, HookCall, HookId, Severity, Verdict};
+use crate::lease::id::DomainId;
+use crate::lease::late_write::Way;
+use crate::lease::ledger::label;
+use crate::lease::view::StatusView;
 use crate::local::{self, HookRequest, Reply, Request};
 use crate::node::clock;
+use crate::protocol::NamedState;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Connections at once: every domain of a large host starting at the same moment, and a few operators.
@@ -33,7 +40,8 @@ pub fn start(
     path: &Path,
     core: &Sender<Input>,
     waiting: &Waiting,
-    caller: &LastCaller,
+    callers: &Arc<Mutex<Callers>>,
+    (copies, disks): (Copies, DiskRule),
     record: &Record,
 ) -> io::Result<()> {
     match std::fs::remove_file(path) {
@@ -45,7 +53,9 @@ pub fn start(
     let desk = Arc::new(Desk {
         core: core.clone(),
         waiting: waiting.clone(),
-        caller: caller.clone(),
+        callers: callers.clone(),
+        copies,
+        disks,
         record: record.clone(),
         next: AtomicU64::new(1),
         open: AtomicUsize::new(0),
@@ -57,7 +67,9 @@ pub fn start(
 struct Desk {
     core: Sender<Input>,
     waiting: Waiting,
-    caller: LastCaller,
+    callers: Arc<Mutex<Callers>>,
+    copies: Copies,
+    disks: DiskRule,
     record: Record,
     next: AtomicU64,
     open: AtomicUsize,
@@ -112,13 +124,20 @@ impl Desk {
     }
 
     fn hook(&self, request: HookRequest) -> Reply {
+        if let Some(sentence) = self.disks.refusal(&request) {
+            return Reply::Refuse(sentence);
+        }
+        let domain = request.domain;
         let id = HookId(self.next.fetch_add(1, Ordering::Relaxed));
         let within = Duration::from_millis(request.within_ms).min(LONGEST_HOOK);
         let (to, verdict) = sync_channel(1);
         self.waiting.enter(id, to);
-        if request.daemon.is_some() {
-            *self.caller.lock().expect("no holder panics") = request.daemon;
+        if let Some(daemon) = request.daemon {
+            self.callers.lock().expect("no holder panics").call(daemon);
         }
+        let now = clock::now();
+        let asked = request.asked.map_or(now, |asked| asked.min(now));
+        let (op, who) = (request.op, label(&request.name, request.domain));
         let call = HookCall {
             id,
             domain: request.domain,
@@ -127,15 +146,22 @@ impl Desk {
             daemon: request.daemon,
             run: request.run,
             // A twentieth is for the ledger and the way back.
-            answer_by: clock::now() + within - within / 20,
+            answer_by: asked + within - within / 20,
         };
         self.core.send(Input::Event(Event::Hook(call))).expect("the core lives as long as the process");
-        let verdict = verdict.recv_timeout(within);
+        let delivered = verdict.recv_timeout(within);
         self.waiting.leave(id);
-        match verdict {
-            Ok(Verdict::Allow) => Reply::Allow,
-            Ok(Verdict::Refuse(sentence)) => Reply::Refuse(sentence),
-            Err(_) => Reply::Refuse("the guard on this host did not decide in time. See its log".into()),
+        match delivered {
+            // rule 8: an admission must be in the ledger before its yes leaves
+            Ok(Delivered { verdict: Verdict::Allow, unwritten: Some(why) }) if op.admits() => {
+                Reply::Refuse(format!("domain {who} is not started: this host's leasehold cannot write {why}"))
+            }
+            Ok(Delivered { verdict: Verdict::Allow, .. }) => Reply::Allow,
+            Ok(Delivered { verdict: Verdict::Refuse(sentence), .. }) => {
+                Reply::Refuse(self.with_reason(sentence, domain))
+            }
+            // No verdict, which the hook knows to take: refusing here would kill what a restarted libvirtd finds running.
+            Err(_) => Reply::Bad("it did not decide in time".into()),
         }
     }
 
@@ -143,8 +169,30 @@ impl Desk {
         let (to, view) = sync_channel(1);
         self.core.send(Input::Status(to)).expect("the core lives as long as the process");
         match view.recv_timeout(STATUS_TIMEOUT) {
-            Ok(view) => Reply::Status(Box::new(view)),
+            Ok(view) => Reply::Status(Box::new(self.complete(view))),
             Err(_) => Reply::Bad("the guard's core did not answer: it hangs, and its permit runs out".into()),
         }
+    }
+
+    /// A refusal says that an earlier process is in the way; why it still is, its own state tells.
+    fn with_reason(&self, sentence: String, domain: DomainId) -> String {
+        match self.copies.reasons(domain, false).first() {
+            Some((pid, reason)) => format!("{sentence} Process {pid} is not gone: {}", reason.why),
+            None => sentence,
+        }
+    }
+
+    /// Adds what the core does not know: the state of processes and what they hold. It is looked up here, in a thread of
+    /// this connection's own, since /proc may be slow.
+    fn complete(&self, mut view: StatusView) -> StatusView {
+        for domain in &mut view.domains {
+            let condemned = domain.state == NamedState::Dying;
+            let reasons = self.copies.reasons(domain.domain, condemned);
+            domain.not_gone = reasons.into_iter().map(|(pid, reason)| reason.view(pid)).collect();
+            if !self.disks.is_shown() {
+                domain.late_writes.retain(|late| late.way != Way::PageCache);
+            }
+        }
+        view
     }
 }

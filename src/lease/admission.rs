@@ -105,8 +105,9 @@ fn gate(entry: &Entry, call: &HookCall, now: BootTime, policy: &Policy, stage: S
             now.since(open.since).as_secs_f64()
         ));
     }
-    let (epoch, expires) = (lease.epoch, lease.expires);
-    Decision::Admit(Admission { epoch, stage, since: now, daemon: call.daemon, run: call.run, expires, over: None })
+    let (epoch, expires, incoming) = (lease.epoch, lease.expires, lease.right == Right::Incoming);
+    let (daemon, run) = (call.daemon, call.run);
+    Decision::Admit(Admission { epoch, stage, since: now, daemon, run, expires, over: None, incoming })
 }
 
 /// `start`: the re-check, for the lease may have ended since `prepare`.

@@ -1,8 +1,8 @@
 //! How an answer is folded into the ledger: rules 1 to 3.
 
-use super::event::{DenialReason, Severity};
+use super::event::{CopyState, DenialReason, Severity};
 use super::guard::{Asked, Guard};
-use super::ledger::{AuthorityClock, Right, Seal, Stage, label};
+use super::ledger::{Arriving, AuthorityClock, Right, Seal, Stage, label};
 use super::time::BootTime;
 use crate::protocol::{ClaimEntry, ClaimKind, MAX_DOMAINS, RenewAnswer, VERSION};
 use std::time::Duration;
@@ -106,6 +106,8 @@ impl Guard {
             if copy.epoch.is_none() && copy.seen < asked.sent && copy.dying.is_none() {
                 // safety: found running, named in this question, and its owner says it is ours: adopted (docs/design.md, State).
                 copy.epoch = Some(claim.epoch);
+                let comes = right == Right::Incoming && copy.state != CopyState::Running;
+                copy.arriving = comes.then(Arriving::default);
             }
             if self.policy.observe && copy.epoch == Some(claim.epoch) {
                 // safety: an observing node kills nothing, so what it would have killed may be as good as new.

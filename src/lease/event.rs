@@ -31,6 +31,8 @@ pub enum Event {
         /// What each endpoint said.
         why: String,
     },
+    /// This question left without its receipts: the ledger that they rely on could not be written.
+    ReceiptsWithheld(QuestionNumber),
     /// The watch says to ask now and to name these domains.
     Hinted(Vec<DomainId>),
     /// What the watchdog is worth now: the bound that holds with it armed; `None`: it is not armed, or cannot be relied on.
@@ -79,10 +81,13 @@ pub struct SeenCopy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CopyState {
-    /// They run, or may: a status file that cannot be read does not make a process harmless.
+    /// They run.
     Running,
     /// They do not.
     Paused,
+    /// Nothing tells: it is taken for running, since a status file that cannot be read makes no process harmless. Only
+    /// of an incoming migration, whose first status is written after its process is there, is it known not to have begun.
+    Unknown,
 }
 
 /// Names one hook process that waits for its answer.
@@ -151,6 +156,12 @@ impl HookOp {
         }
     }
 
+    /// Whether its yes lets something start, and so relies on the ledger. The yes to `reconnect` and `started` changes
+    /// nothing: the process is there already.
+    pub fn admits(self) -> bool {
+        matches!(self, HookOp::Prepare | HookOp::Start | HookOp::Migrate | HookOp::Restore | HookOp::OtherBegin)
+    }
+
     /// Whether libvirt lets this operation be refused.
     pub fn can_refuse(self) -> bool {
         !matches!(self, HookOp::Stopped | HookOp::Release | HookOp::OtherEnd)
@@ -187,6 +198,16 @@ pub enum Action {
     AskStarts,
     /// Have libvirt destroy the domain, so that its state reads "destroyed"; give up at `by`.
     Destroy {
+        /// The domain.
+        domain: DomainId,
+        /// Its name.
+        name: String,
+        /// The deadline.
+        by: BootTime,
+    },
+    /// Have libvirt resume a domain that came by live migration and has waited for the source's copy to be gone; give up
+    /// at `by`.
+    Resume {
         /// The domain.
         domain: DomainId,
         /// Its name.

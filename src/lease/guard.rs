@@ -5,9 +5,9 @@
 //! [`Turn::ledger_changed`] is set, `Ask` and `Reply` may leave only after the ledger is written; `Kill` and
 //! `Destroy` never wait for anything (rule 6).
 
-use super::event::{Action, Event, HookCall, Notice, Question, Scan, SeenCopy, Severity};
+use super::event::{Action, CopyState, Event, HookCall, Notice, Question, Scan, SeenCopy, Severity};
 use super::id::{BootId, DomainId, Epoch, Incarnation, ProcessKey, QuestionNumber};
-use super::ledger::{Copy, Entry, Ledger, Stage, label};
+use super::ledger::{Arriving, Copy, Entry, Ledger, Stage, label};
 use super::policy::{Lapse, Policy, Unkillable};
 use super::time::BootTime;
 use crate::protocol::{MAX_DOMAINS, Receipt};
@@ -145,6 +145,12 @@ impl Guard {
             Event::Hook(call) => self.hook(now, call),
             Event::Answered(answer) => self.answered(now, &answer),
             Event::Unanswered { question, why } => self.unanswered(question, why),
+            Event::ReceiptsWithheld(question) => {
+                // Its answer acknowledges nothing, so they stay due.
+                if let Some(asked) = self.asked.get_mut(&question) {
+                    asked.receipts.clear();
+                }
+            }
             Event::Hinted(domains) => {
                 self.hinted.extend(domains.into_iter().take(MAX_DOMAINS));
                 self.ask_soon = true;
@@ -163,6 +169,7 @@ impl Guard {
             entry.held_on_lapse = self.policy.lapse_of(id, &entry.name) == Lapse::Hold;
         }
         self.enforce(now);
+        self.resume_arrived(now);
         self.settle_hooks(now);
         self.ask_if_due(now);
         self.look_if_due(now);
@@ -194,7 +201,11 @@ impl Guard {
         };
         let overdue = self.asked.values().map(|asked| asked.sent + asked.timeout);
         let hooks = self.hooks.iter().map(|hook| hook.call.answer_by);
-        let deadlines = self.ledger.domains.values().flat_map(|entry| self.deadlines(entry));
+        let deadlines = self
+            .ledger
+            .domains
+            .values()
+            .flat_map(|entry| self.deadlines(entry).into_iter().chain(self.resume_at(entry)));
         overdue.chain(hooks).chain(deadlines).filter(|&at| at > now).fold(asking.max(now), BootTime::min)
     }
 
@@ -244,16 +255,23 @@ impl Guard {
         entry.name.clone_from(&seen.name);
         if let Some(known) = entry.copies.iter_mut().find(|copy| copy.process == seen.process) {
             known.state = seen.state;
+            if seen.state == CopyState::Running && known.arriving.take().is_some() {
+                // No hook fires at cut-over: this is the first that anybody hears of it, and if the source's copy runs
+                // too, the authority has to know.
+                self.ask_soon = true;
+            }
             return;
         }
         // rule 9: a process belongs to the epoch under which its own start was let through
-        let admitted = entry
-            .admission
-            .take_if(|open| open.stage == Stage::Started && seen.started + START_TICK >= open.since)
-            .map(|open| (open.epoch, open.expires));
-        let expires = admitted.map_or(now + self.policy.chance(), |(_, expires)| expires);
-        let epoch = admitted.map(|(epoch, _)| epoch);
-        entry.copies.push(Copy { process: seen.process, epoch, seen: now, state: seen.state, expires, dying: None });
+        let admitted =
+            entry.admission.take_if(|open| open.stage == Stage::Started && seen.started + START_TICK >= open.since);
+        let arriving = admitted
+            .as_ref()
+            .and_then(|open| (open.incoming && seen.state != CopyState::Running).then(Arriving::default));
+        let expires = admitted.as_ref().map_or(now + self.policy.chance(), |open| open.expires);
+        let epoch = admitted.as_ref().map(|open| open.epoch);
+        let (process, state) = (seen.process, seen.state);
+        entry.copies.push(Copy { process, epoch, seen: now, state, expires, dying: None, arriving });
         if admitted.is_none() {
             let (who, pid) = (label(&seen.name, seen.domain), seen.process.pid);
             self.ask_soon = true;

@@ -52,17 +52,13 @@ impl Guard {
     fn verdict(&mut self, now: BootTime, hook: &mut WaitingHook) -> Option<Verdict> {
         let call = &hook.call;
         let late = now >= call.answer_by;
-        if self.amnesia.is_some()
-            && matches!(call.op, HookOp::Prepare | HookOp::Start | HookOp::Migrate | HookOp::Restore)
-        {
+        if self.amnesia.is_some() && call.op.admits() {
             let who = label(&call.name, call.domain);
             return late.then(|| Verdict::Refuse(format!(
                 "domain {who} is not started: the guard lost its ledger and has not yet proven what runs here. Try again in a few seconds; see `leasehold status`"
             )));
         }
-        if self.ledger.drained.is_some()
-            && matches!(call.op, HookOp::Prepare | HookOp::Start | HookOp::Migrate | HookOp::Restore)
-        {
+        if self.ledger.drained.is_some() && call.op.admits() {
             let who = label(&call.name, call.domain);
             let node = &self.policy.node;
             return Some(Verdict::Refuse(format!(
@@ -71,6 +67,11 @@ impl Guard {
         }
         let decision = admission::decide(self.ledger.domains.get(&call.domain), call, now, &self.policy);
         match decision {
+            // It has given up: nobody would take this yes, and nothing would end the admission.
+            Decision::Admit(_) if late => Some(Verdict::Refuse(format!(
+                "domain {} is not started: no verdict in time. Start it again",
+                label(&call.name, call.domain)
+            ))),
             Decision::Admit(admission) => {
                 let entry = self.ledger.domains.entry(call.domain).or_default();
                 entry.name.clone_from(&call.name);

@@ -117,6 +117,9 @@ pub struct Admission {
     pub expires: BootTime,
     /// When libvirt said that this start is over. A scan begun later that finds nothing closes it.
     pub over: Option<BootTime>,
+    /// It is the destination's half of a live migration.
+    #[serde(default)]
+    pub incoming: bool,
 }
 
 /// How far a start came.
@@ -147,6 +150,30 @@ pub struct Copy {
     pub expires: BootTime,
     /// It is to die.
     pub dying: Option<Dying>,
+    /// It comes by live migration and has not run here yet.
+    #[serde(default)]
+    pub arriving: Option<Arriving>,
+}
+
+/// A process that came by live migration and has not run here yet: it waits for the source's copy to be gone.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arriving {
+    /// When libvirt was asked last to resume it. Another guard process asks anew: asking twice does no harm.
+    #[serde(skip)]
+    pub resume_asked: Option<BootTime>,
+}
+
+impl Copy {
+    /// How it is named to the authority. An arriving process without a status is not running: libvirt writes the first
+    /// one, `paused`, just after its process is there, and a report of two running copies kills the source's.
+    fn named(&self) -> NamedState {
+        match self.state {
+            _ if self.dying.is_some() => NamedState::Dying,
+            CopyState::Paused => NamedState::Paused,
+            CopyState::Unknown if self.arriving.is_some() => NamedState::Starting,
+            CopyState::Running | CopyState::Unknown => NamedState::Running,
+        }
+    }
 }
 
 /// A process that is to die. There is no way back: what lapsed and came back is a new start.
@@ -276,17 +303,9 @@ impl Entry {
     /// How the next question names it.
     pub fn named(&self, domain: DomainId) -> NamedDomain {
         let epochs = [self.lease.as_ref().map(|l| l.epoch), self.admission.as_ref().map(|a| a.epoch)];
-        let state = if self.copies.iter().any(|copy| copy.dying.is_some()) {
-            NamedState::Dying
-        } else if self.copies.iter().any(|copy| copy.state == CopyState::Running) {
-            NamedState::Running
-        } else if !self.copies.is_empty() {
-            NamedState::Paused
-        } else if self.admission.is_some() {
-            NamedState::Starting
-        } else {
-            NamedState::Wanted
-        };
+        let starting = self.admission.iter().map(|_| NamedState::Starting);
+        // The liveliest of all: the states are declared in that order.
+        let state = self.copies.iter().map(Copy::named).chain(starting).max().unwrap_or(NamedState::Wanted);
         NamedDomain {
             domain,
             name: self.name.chars().take(crate::protocol::MAX_NAME).collect(),

@@ -3,12 +3,14 @@
 
 pub mod admission;
 mod answer;
+mod arrival;
 pub mod event;
 pub mod gone;
 pub mod guard;
 mod hooks;
 pub mod id;
 mod ladder;
+pub mod late_write;
 pub mod ledger;
 pub mod policy;
 pub mod time;

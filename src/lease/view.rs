@@ -2,6 +2,7 @@
 
 use super::guard::Guard;
 use super::id::{BootId, DomainId, Epoch, NodeId};
+use super::late_write::LateWrite;
 use super::ledger::{Entry, Right, denial};
 use super::time::BootTime;
 use crate::protocol::{Mode, NamedState};
@@ -91,8 +92,49 @@ pub struct DomainView {
     pub state: NamedState,
     /// Its processes that are not proven gone.
     pub pids: Vec<i32>,
+    /// Those of them that are to be gone, or have ended, and what keeps each from being called gone.
+    #[serde(default)]
+    pub not_gone: Vec<NotGoneView>,
     /// Why it is as it is, for people.
     pub why: String,
+    /// In which ways its writes could arrive after its death.
+    #[serde(default)]
+    pub late_writes: Vec<LateWrite>,
+}
+
+/// One process that should be gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotGoneView {
+    /// Its pid.
+    pub pid: i32,
+    /// Why it counts as running, for people.
+    pub why: String,
+    /// The threads, its own or its helpers', that no signal reaches.
+    pub stuck: Vec<StuckView>,
+}
+
+/// One thread in state D.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StuckView {
+    /// Its process.
+    pub pid: i32,
+    /// Its thread id.
+    pub tid: i32,
+    /// Its short name.
+    pub comm: String,
+    /// The kernel function it waits in; empty when the kernel does not tell.
+    pub waits_in: String,
+    /// The file it waits for, or files it may be.
+    pub files: Vec<FileView>,
+}
+
+/// An open file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileView {
+    /// As its process sees it.
+    pub path: String,
+    /// What is behind it: file system, device and mount point; empty when that cannot be told.
+    pub storage: String,
 }
 
 /// Where a domain's lease stands on this node.
@@ -162,6 +204,10 @@ impl Guard {
             (None, Some(_), _) if entry.held_on_lapse => {
                 "renewed by the authority; held, not killed, on lapse".to_owned()
             }
+            (None, Some(lease), _) if lease.right == Right::Incoming => {
+                "may come by live migration; one that comes paused is resumed once the source's copy is proven gone"
+                    .to_owned()
+            }
             (None, Some(_), _) => "renewed by the authority".to_owned(),
             (None, None, Some(seal)) => denial(&seal.reason, seal.epoch, node),
             (None, None, None) => "found running without a lease; the authority is being asked".to_owned(),
@@ -175,7 +221,9 @@ impl Guard {
             left_ms: entry.valid_lease(now).map_or(0, |lease| lease.expires.left(now).as_millis() as u64),
             state: entry.named(domain).state,
             pids: entry.copies.iter().map(|copy| copy.process.pid).collect(),
+            not_gone: Vec::new(),
             why,
+            late_writes: Vec::new(),
         }
     }
 }

@@ -33,6 +33,11 @@ impl Mounts {
         let text = super::files::read_bounded(Path::new("/proc/self/mountinfo"), 16 << 20)?;
         Ok(Mounts(String::from_utf8_lossy(&text).lines().filter_map(Mount::parse).collect()))
     }
+
+    /// Where the unified hierarchy is mounted, if it is.
+    pub(super) fn unified(&self) -> Option<&Path> {
+        self.0.iter().find(|mount| mount.kind == Kind::Unified).map(|mount| mount.point.as_path())
+    }
 }
 
 impl Mount {
@@ -53,7 +58,7 @@ impl Mount {
 }
 
 /// Space, tab, newline and backslash stand in mountinfo as `\` and three octal digits.
-fn unescape(text: &str) -> String {
+pub(super) fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&byte, behind)) = rest.split_first() {

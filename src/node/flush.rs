@@ -4,7 +4,7 @@ use super::process::is_vanished;
 use super::traces::{FileId, Traces};
 use nix::sys::stat::{major, minor};
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
@@ -27,7 +27,7 @@ impl std::error::Error for FlushError {
     }
 }
 
-/// Writes back every buffered file of the traces, all of them even if one fails. **May block for ever** on storage that is
+/// Writes back every buffered file of the traces, all of them even if one fails; each is told before. **May block for ever** on storage that is
 /// gone: give it a thread.
 ///
 /// A file that is no longer where it was is written back with its whole file system, a removed file or an unmounted file
@@ -35,9 +35,10 @@ impl std::error::Error for FlushError {
 ///
 /// # Errors
 /// The first file that could not be written back.
-pub fn flush(traces: &Traces) -> Result<(), FlushError> {
+pub fn flush(traces: &Traces, mut tell: impl FnMut(&Path)) -> Result<(), FlushError> {
     let mut first_error = Ok(());
     for (&id, path) in &traces.files {
+        tell(path);
         let flushed = match id {
             FileId::File { device, .. } => flush_file(id, device, path),
             FileId::BlockDevice(number) => flush_block_device(id, number, path),
@@ -51,6 +52,9 @@ pub fn flush(traces: &Traces) -> Result<(), FlushError> {
 
 fn flush_file(id: FileId, device: u64, path: &Path) -> io::Result<()> {
     if let Some(file) = open_as(id, path)? {
+        // An O_DIRECT write to NFS does not keep its process alive (fs/nfs/direct.c, `nfs_direct_wait` is killable), and fsync
+        // does not wait for it; an ordinary read does (fs/nfs/io.c, `nfs_start_io_read`).
+        let _ = file.read_at(&mut [0], 0)?;
         return file.sync_all();
     }
     // Renamed, perhaps: its pages are as dirty under the new name. The nearest directory that is left tells the file system.
@@ -129,14 +133,14 @@ mod tests {
         fs::write(&path, [0xaa; 4096]).unwrap();
         let _open = OpenOptions::new().write(true).open(&path).unwrap();
         let traces = traces_with(&path);
-        flush(&traces).unwrap();
+        flush(&traces, |_| {}).unwrap();
         fs::rename(&path, dir.path().join("renamed")).unwrap();
-        flush(&traces).unwrap();
+        flush(&traces, |_| {}).unwrap();
         // A pipe in its place: opening it would block.
         nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
-        flush(&traces).unwrap();
+        flush(&traces, |_| {}).unwrap();
         fs::remove_dir_all(dir.path().join("sub")).unwrap();
-        flush(&traces).unwrap();
+        flush(&traces, |_| {}).unwrap();
     }
 
     #[test]
@@ -146,7 +150,7 @@ mod tests {
             files: [(FileId::BlockDevice(number), PathBuf::from("/dev/nonexistent"))].into(),
             ..Traces::default()
         };
-        flush(&traces).unwrap();
+        flush(&traces, |_| {}).unwrap();
     }
 
     #[test]

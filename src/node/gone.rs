@@ -2,15 +2,16 @@
 
 use super::cgroup::{DomainCgroup, Member};
 use super::domains::DomainProcess;
-use super::process::{self, Process};
+use super::process;
+use super::stuck::{StuckThread, stuck_threads};
 use super::tcp_table::Connection;
-use super::traces::{FlushError, Traces, flush, orphans};
+use super::traces::{FlushError, Traces, end_noted, flush, orphans, under_way};
 use crate::lease::id::{DomainId, ProcessKey};
-use std::path::Path;
-use std::{fmt, fs, io};
+use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 /// One process of a domain is proven gone: every thread has exited, its cgroup is empty, none of its connections goes on
-/// sending, and what it left in the page cache is written. Only [`prove_gone`] makes one.
+/// sending, none of its requests is under way, and what it left in the page cache is written. Only [`prove_gone`] makes one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Gone {
     process: ProcessKey,
@@ -36,13 +37,20 @@ pub enum NotGone {
     Alive {
         /// Its pid.
         pid: i32,
-        /// Threads that no signal reaches, and the kernel function each waits in.
+        /// Threads that no signal reaches, and what each waits for.
         stuck: Vec<StuckThread>,
     },
     /// Somebody is left in the domain's cgroup.
-    CgroupPopulated(Vec<Member>),
+    CgroupPopulated {
+        /// Who.
+        members: Vec<Member>,
+        /// Those of their threads that no signal reaches.
+        stuck: Vec<StuckThread>,
+    },
     /// Its connections go on sending.
     Orphans(Vec<Connection>),
+    /// Its files are still open: requests of its io_uring are under way.
+    UnderWay(Vec<PathBuf>),
     /// What it left in the page cache cannot be written.
     Unflushed(FlushError),
     /// One of the proofs cannot be had.
@@ -54,35 +62,32 @@ pub enum NotGone {
     },
 }
 
-/// A thread in state D.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StuckThread {
-    /// Its thread id.
-    pub tid: i32,
-    /// The kernel function it waits in (/proc/PID/task/TID/wchan), empty when the kernel does not tell.
-    pub waits_in: String,
-}
-
 impl fmt::Display for NotGone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotGone::Alive { pid, stuck } if stuck.is_empty() => write!(f, "pid {pid} has not exited"),
             NotGone::Alive { pid, stuck } => {
                 write!(f, "pid {pid} cannot be killed: ")?;
-                list(f, stuck, |f, thread| match thread.waits_in.as_str() {
-                    "" => write!(f, "thread {} is in state D", thread.tid),
-                    function => write!(f, "thread {} is in state D in {function}", thread.tid),
-                })?;
+                list(f, stuck, |f, thread| thread.fmt(f))?;
                 write!(f, "; its storage does not answer")
             }
-            NotGone::CgroupPopulated(members) if members.is_empty() => write!(f, "its cgroup is not empty"),
-            NotGone::CgroupPopulated(members) => {
+            NotGone::CgroupPopulated { members, .. } if members.is_empty() => write!(f, "its cgroup is not empty"),
+            NotGone::CgroupPopulated { members, stuck } => {
                 write!(f, "left in its cgroup: ")?;
-                list(f, members, |f, member| write!(f, "pid {} ({})", member.pid, member.comm))
+                list(f, members, |f, member| write!(f, "pid {} ({})", member.pid, member.comm))?;
+                if stuck.is_empty() {
+                    return Ok(());
+                }
+                write!(f, "; ")?;
+                list(f, stuck, |f, thread| thread.fmt(f))
             }
             NotGone::Orphans(connections) => {
                 write!(f, "the kernel goes on sending what it had queued: ")?;
                 list(f, connections, |f, connection| write!(f, "TCP {connection}"))
+            }
+            NotGone::UnderWay(paths) => {
+                write!(f, "requests of its io_uring are under way, and its storage does not answer: ")?;
+                list(f, paths, |f, path| write!(f, "{}", path.display()))
             }
             NotGone::Unflushed(error) => error.fmt(f),
             NotGone::Unknown { what, cause } => write!(f, "cannot read {what}: {cause}"),
@@ -112,23 +117,35 @@ fn list<T>(
 pub fn check_dead(domain: &DomainProcess, traces: &Traces) -> Result<(), NotGone> {
     let process = &domain.process;
     if !process.has_exited() {
-        return Err(NotGone::Alive { pid: process.pid(), stuck: stuck_threads(process) });
+        return Err(NotGone::Alive { pid: process.pid(), stuck: stuck_threads(process.pid()) });
     }
     check_left(&domain.cgroup, traces)
 }
 
-/// What outlives the QEMU itself: its helpers and its connections.
+/// What outlives the QEMU itself: its helpers, its connections, its requests.
 fn check_left(cgroup: &DomainCgroup, traces: &Traces) -> Result<(), NotGone> {
     let unknown = |what| move |cause| NotGone::Unknown { what, cause };
     if !cgroup.is_empty().map_err(unknown("its cgroup"))? {
-        return Err(NotGone::CgroupPopulated(cgroup.members().unwrap_or_default()));
+        let members = cgroup.members().unwrap_or_default();
+        let stuck = members.iter().flat_map(|member| stuck_threads(member.pid)).collect();
+        return Err(NotGone::CgroupPopulated { members, stuck });
     }
-    let orphans = orphans(traces).map_err(unknown("the kernel's table of TCP sockets"))?;
-    if orphans.is_empty() { Ok(()) } else { Err(NotGone::Orphans(orphans)) }
+    let table = "the kernel's table of TCP sockets";
+    let mut left = orphans(traces).map_err(unknown(table))?;
+    if !left.is_empty() {
+        // Somebody else killed it, and its connections were not prepared (rule 7).
+        end_noted(&left, traces);
+        left = orphans(traces).map_err(unknown(table))?;
+    }
+    if !left.is_empty() {
+        return Err(NotGone::Orphans(left));
+    }
+    let held = under_way(traces).map_err(unknown("the kernel's table of locks"))?;
+    if held.is_empty() { Ok(()) } else { Err(NotGone::UnderWay(held)) }
 }
 
 /// The whole proof for a process that ended while nobody held it, from what was noted before. May block as
-/// [`prove_gone`] does.
+/// [`prove_gone`] does, and tells each file before.
 ///
 /// # Errors
 /// The first proof that fails.
@@ -137,12 +154,13 @@ pub fn prove_ended(
     process: ProcessKey,
     cgroup: &DomainCgroup,
     traces: &Traces,
+    tell: impl FnMut(&Path),
 ) -> Result<Gone, NotGone> {
     if process::exists(process) {
         return Err(NotGone::Alive { pid: process.pid, stuck: Vec::new() });
     }
     check_left(cgroup, traces)?;
-    flush(traces).map_err(NotGone::Unflushed)?;
+    flush(traces, tell).map_err(NotGone::Unflushed)?;
     Ok(Gone { process, domain })
 }
 
@@ -154,24 +172,17 @@ pub fn prove_ended(
 /// # Errors
 /// The first proof that fails.
 pub fn prove_gone(domain: &DomainProcess, traces: &Traces) -> Result<Gone, NotGone> {
-    check_dead(domain, traces)?;
-    flush(traces).map_err(NotGone::Unflushed)?;
-    Ok(Gone { process: domain.process.key(), domain: domain.domain })
+    prove_gone_telling(domain, traces, |_| {})
 }
 
-/// The threads of a process that are in state D now. Empty when that cannot be seen: it is for a message.
-pub fn stuck_threads(process: &Process) -> Vec<StuckThread> {
-    let pid = process.pid();
-    let mut stuck = Vec::new();
-    for tid in process::tasks_of(pid).unwrap_or_default() {
-        let task = format!("/proc/{pid}/task/{tid}");
-        if process::stat_at(Path::new(&format!("{task}/stat"))).is_ok_and(|stat| stat.state == 'D') {
-            // The kernel writes "0" when it does not tell.
-            let waits_in = fs::read_to_string(format!("{task}/wchan")).unwrap_or_default();
-            stuck.push(StuckThread { tid, waits_in: waits_in.trim_matches('0').to_owned() });
-        }
-    }
-    stuck
+/// As [`prove_gone`]; each file is told before it is written back, so that somebody knows which one hangs.
+///
+/// # Errors
+/// The first proof that fails.
+pub fn prove_gone_telling(domain: &DomainProcess, traces: &Traces, tell: impl FnMut(&Path)) -> Result<Gone, NotGone> {
+    check_dead(domain, traces)?;
+    flush(traces, tell).map_err(NotGone::Unflushed)?;
+    Ok(Gone { process: domain.process.key(), domain: domain.domain })
 }
 
 #[cfg(test)]
@@ -208,12 +219,18 @@ mod tests {
 
     #[test]
     fn what_cannot_be_killed_is_told_with_what_it_waits_for() {
-        let stuck = |tid: i32| StuckThread { tid, waits_in: "percpu_rwsem_wait".into() };
+        let stuck = |tid: i32| StuckThread {
+            pid: 7,
+            tid,
+            comm: "worker".into(),
+            waits_in: "percpu_rwsem_wait".into(),
+            files: Vec::new(),
+        };
         let sentence = NotGone::Alive { pid: 7, stuck: (1..6).map(stuck).collect() }.to_string();
         assert_eq!(
             sentence,
-            "pid 7 cannot be killed: thread 1 is in state D in percpu_rwsem_wait, thread 2 is in state D in \
-             percpu_rwsem_wait, thread 3 is in state D in percpu_rwsem_wait and 2 more; its storage does not answer"
+            "pid 7 cannot be killed: thread 1 (worker) is in state D in percpu_rwsem_wait, thread 2 (worker) is in state D \
+             in percpu_rwsem_wait, thread 3 (worker) is in state D in percpu_rwsem_wait and 2 more; its storage does not answer"
         );
     }
 }

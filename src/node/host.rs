@@ -62,11 +62,18 @@ struct KeyFile {
 /// # Errors
 /// The key cannot be read, understood or written; the message says what to do. Writing syncs the disk and may block.
 pub fn machine(state_dir: &Path) -> io::Result<Machine> {
-    let hardware = match read_bounded(Path::new(PRODUCT_UUID), 256) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-        uuid => String::from_utf8_lossy(&uuid?).trim().to_owned(),
-    };
-    machine_on(hardware, state_dir)
+    machine_on(hardware()?, state_dir)
+}
+
+/// The hardware's uuid as the firmware tells it; empty when it tells none.
+///
+/// # Errors
+/// It is there and cannot be read: that takes root.
+pub fn hardware() -> io::Result<String> {
+    match read_bounded(Path::new(PRODUCT_UUID), 256) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        uuid => Ok(String::from_utf8_lossy(&uuid?).trim().to_owned()),
+    }
 }
 
 fn machine_on(hardware: String, state_dir: &Path) -> io::Result<Machine> {

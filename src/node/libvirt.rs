@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -21,6 +22,13 @@ use std::{fmt, fs};
 const MAX_OUTPUT: usize = 1 << 20;
 /// How long a killed child may take to be reaped. One in state D is left to pid 1.
 const REAP_WITHIN: Duration = Duration::from_secs(1);
+/// How virsh says that there is no such domain.
+const UNKNOWN_DOMAIN: &str = "failed to get domain";
+/// A cancelled migration is over within this.
+const CANCEL_WITHIN: Duration = Duration::from_secs(10);
+/// Seconds between two signs of life on a migration's connections, and how many may be missing: a destination that
+/// vanished at the last step is given up after twelve seconds.
+const KEEPALIVE: (&str, &str) = ("2", "5");
 /// The most domains asked about in one child: their uuids make its command line.
 const BATCH: usize = 500;
 
@@ -85,6 +93,79 @@ impl Libvirt {
         self.virsh(&["destroy", &domain.to_string()], by).map(drop)
     }
 
+    /// `virsh resume`.
+    ///
+    /// # Errors
+    /// See [`PoliteError`]; a domain that runs already is refused, too.
+    pub fn resume(&self, domain: DomainId, by: BootTime) -> Result<(), PoliteError> {
+        self.virsh(&["resume", &domain.to_string()], by).map(drop)
+    }
+
+    /// `virsh migrate --live --suspend` to the libvirt at `to`, with more options of virsh's: the copy there comes paused
+    /// and stays so.
+    ///
+    /// # Errors
+    /// See [`PoliteError`]. None of them says that nothing has come there; what is too late is being cancelled.
+    pub fn migrate_paused(
+        &self,
+        domain: DomainId,
+        to: &str,
+        options: &[String],
+        by: BootTime,
+    ) -> Result<(), PoliteError> {
+        let domain_words = ["--domain", &domain.to_string(), "--desturi", to];
+        let words = ["migrate", "--live", "--suspend"].into_iter().chain(options.iter().map(String::as_str));
+        let done = self.virsh_of_a_person(&words.chain(domain_words).collect::<Vec<_>>(), by).map(drop);
+        if matches!(done, Err(PoliteError::TooLate { .. })) {
+            // The death of its client cancels a migration; one with --p2p goes on without.
+            let _ = self.virsh_of_a_person(&["domjobabort", &domain.to_string()], clock::now() + CANCEL_WITHIN);
+        }
+        done
+    }
+
+    /// What libvirt says of a domain at the source of its migration.
+    ///
+    /// # Errors
+    /// It is not known: see [`PoliteError`].
+    pub fn at_source(&self, domain: DomainId, by: BootTime) -> Result<AtSource, PoliteError> {
+        match self.virsh_of_a_person(&["domstate", &domain.to_string()], by) {
+            Ok(state) => Ok(match state.trim() {
+                "running" | "idle" | "in shutdown" => AtSource::Running,
+                "shut off" => AtSource::Gone,
+                _ => AtSource::Paused,
+            }),
+            // A transient domain's end is the end of all libvirt knows of it.
+            Err(PoliteError::Refused { said, .. }) if said.contains(UNKNOWN_DOMAIN) => Ok(AtSource::Gone),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether this libvirt has all of a domain that comes by live migration, and has ended it: the last that the
+    /// destination does is to make `paused (migrating)` a `paused (user)`, or to run it (qemuMigrationDstFinishFresh).
+    ///
+    /// # Errors
+    /// It is not known: see [`PoliteError`].
+    pub fn has_come(&self, domain: DomainId, by: BootTime) -> Result<bool, PoliteError> {
+        match self.virsh_of_a_person(&["domstate", "--reason", &domain.to_string()], by) {
+            Ok(state) => Ok(state.starts_with("running") || state.trim() == "paused (user)"),
+            Err(PoliteError::Refused { said, .. }) if said.contains(UNKNOWN_DOMAIN) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether libvirt is migrating this domain away now.
+    ///
+    /// # Errors
+    /// It is not known: see [`PoliteError`].
+    pub fn is_migrating(&self, domain: DomainId, by: BootTime) -> Result<bool, PoliteError> {
+        match self.virsh_of_a_person(&["domjobinfo", &domain.to_string()], by) {
+            Ok(job) => Ok(job.contains("Outgoing migration")),
+            // It does not run here.
+            Err(PoliteError::Refused { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The domains that libvirtd is starting now: `paused (starting up)`, from before the `prepare` hook until the virtual CPUs
     /// run. Libvirtd keeps such a domain locked while a hook runs and answers nothing about it, so a start in flight is as
     /// likely to be seen as an error at the deadline. To be asked only while a daemon runs ([`daemon`]): none, no start.
@@ -104,6 +185,18 @@ impl Libvirt {
         Ok(starting)
     }
 
+    /// The daemon's version, like `9.0.0`.
+    ///
+    /// # Errors
+    /// It does not answer: see [`PoliteError`].
+    pub fn version(&self, by: BootTime) -> Result<String, PoliteError> {
+        let arguments = ["version", "--daemon"];
+        let answer = self.virsh(&arguments, by)?;
+        let version = answer.lines().find_map(|line| line.strip_prefix("Running against daemon:"));
+        let refused = || PoliteError::Refused { asked: arguments.join(" "), said: answer.clone() };
+        version.map(|version| version.trim().to_owned()).ok_or_else(refused)
+    }
+
     /// A command that prints one uuid a line.
     fn ask(&self, arguments: &[&str], by: BootTime) -> Result<Vec<DomainId>, PoliteError> {
         let answer = self.virsh(arguments, by)?;
@@ -117,25 +210,44 @@ impl Libvirt {
             .collect()
     }
 
+    /// In a person's own environment, which ssh needs.
+    fn virsh_of_a_person(&self, arguments: &[&str], by: BootTime) -> Result<String, PoliteError> {
+        let mut command = Command::new("virsh");
+        command.env("LC_ALL", "C").args(["-q", "-k", KEEPALIVE.0, "-K", KEEPALIVE.1, "-c", &self.uri]).args(arguments);
+        answer_of(command, by)
+    }
+
     fn virsh(&self, arguments: &[&str], by: BootTime) -> Result<String, PoliteError> {
         let mut command = Command::new("virsh");
         command.args(["-q", "-c", &self.uri]).args(arguments);
         // Its words are read by us, in English; it must not read a person's configuration or keep a history.
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C").env("HOME", "/nonexistent");
-        let asked = || {
-            let mut asked = format!("virsh -c {} {}", self.uri, arguments.join(" "));
-            asked.truncate(asked.floor_char_boundary(200));
-            asked
-        };
-        match run(command, by).map_err(PoliteError::NotRun)? {
-            None => Err(PoliteError::TooLate { asked: asked() }),
-            Some(Answer { success: true, output, .. }) => Ok(output),
-            Some(Answer { errors, .. }) => {
-                let mut said =
-                    errors.lines().map(|line| line.trim_start_matches("error: ")).collect::<Vec<_>>().join(" ");
-                said.truncate(said.floor_char_boundary(400));
-                Err(PoliteError::Refused { asked: asked(), said })
-            }
+        answer_of(command, by)
+    }
+}
+
+/// What a domain is at the source of its migration, by libvirt's word: no proof of anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtSource {
+    /// It runs.
+    Running,
+    /// It is there and does not run.
+    Paused,
+    /// It is shut off, or not known there at all.
+    Gone,
+}
+
+fn answer_of(command: Command, by: BootTime) -> Result<String, PoliteError> {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let mut asked = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    asked.truncate(asked.floor_char_boundary(200));
+    match run(command, by).map_err(PoliteError::NotRun)? {
+        None => Err(PoliteError::TooLate { asked }),
+        Some(Answer { success: true, output, .. }) => Ok(output),
+        Some(Answer { errors, .. }) => {
+            let mut said = errors.lines().map(|line| line.trim_start_matches("error: ")).collect::<Vec<_>>().join(" ");
+            said.truncate(said.floor_char_boundary(400));
+            Err(PoliteError::Refused { asked, said })
         }
     }
 }
@@ -243,9 +355,14 @@ pub fn is_daemon_name(name: &str) -> bool {
 }
 
 /// The libvirt daemon that runs the QEMU driver here: the holder of the lock on `driver.pid` in `run_dir`
-/// (/run/libvirt/qemu), else what the daemons' own pid files in the directory two above it name. `None`: no such daemon
-/// runs, so no start is in flight.
+/// (/run/libvirt/qemu), else what the daemons' own pid files in the directory two above it name, else the oldest one of
+/// root's in /proc: a daemon in a container may keep its files elsewhere. `None`: no such daemon runs, so no start is in
+/// flight.
 pub fn daemon(run_dir: &Path) -> Option<ProcessKey> {
+    named_by_files(run_dir).or_else(any_daemon)
+}
+
+fn named_by_files(run_dir: &Path) -> Option<ProcessKey> {
     let driver = run_dir.join("driver.pid");
     let run = run_dir.parent().and_then(Path::parent);
     let of_daemons = ["virtqemud.pid", "libvirtd.pid"].into_iter().filter_map(|name| Some(run?.join(name)));
@@ -254,6 +371,16 @@ pub fn daemon(run_dir: &Path) -> Option<ProcessKey> {
         .flat_map(|path| [lock_holder(&path), pid_in(&path)])
         .filter_map(|pid| daemon_with_pid(pid.ok()??))
         .next()
+}
+
+/// The oldest daemon of root's. Those of users serve `qemu:///session`, which is no business of this host's.
+fn any_daemon() -> Option<ProcessKey> {
+    let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let of_root = |pid: &i32| fs::metadata(format!("/proc/{pid}")).is_ok_and(|process| process.uid() == 0);
+    pids.filter(|&pid| process::comm_of(pid).is_ok_and(|comm| is_daemon_name(&comm)))
+        .filter(of_root)
+        .filter_map(daemon_with_pid)
+        .min_by_key(|daemon| daemon.started)
 }
 
 /// A pid in a file, and the holder of a lock, can be anybody: it must live and be the daemon by name or binary.
@@ -325,12 +452,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("libvirt/qemu");
         fs::create_dir_all(&run_dir).unwrap();
-        assert_eq!(daemon(&run_dir), None);
+        assert_eq!(named_by_files(&run_dir), None);
         let somebody = TestChild::sleeping();
         fs::write(run_dir.join("driver.pid"), somebody.pid().to_string()).unwrap();
-        assert_eq!(daemon(&run_dir), None);
+        assert_eq!(named_by_files(&run_dir), None);
         let posing = TestChild::posing_as_qemu(dir.path(), "virtqemud", &[]);
         fs::write(dir.path().join("virtqemud.pid"), format!("{}\n", posing.pid())).unwrap();
-        assert_eq!(daemon(&run_dir), Some(process::key_of(posing.pid()).unwrap()));
+        assert_eq!(named_by_files(&run_dir), Some(process::key_of(posing.pid()).unwrap()));
     }
 }

@@ -2,10 +2,14 @@
 
 use super::process::comm_of;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use std::{fmt, fs};
+
+/// How long what a dead holder left behind is waited for.
+const LEFT_BEHIND: Duration = Duration::from_secs(5);
 
 /// Held for as long as this value lives, and by the kernel no longer than this process does.
 #[derive(Debug)]
@@ -50,8 +54,9 @@ impl fmt::Display for LockError {
 impl std::error::Error for LockError {}
 
 impl OnlyOne {
-    /// Takes the lock and writes this process's pid into the file. Does not wait. The file stays when the lock is gone:
-    /// removing it would let two processes hold two files of one name.
+    /// Takes the lock and writes this process's pid into the file. The file stays when the lock is gone: removing it would
+    /// let two processes hold two files of one name. Waits only for what a dead holder left behind, at most
+    /// [`LEFT_BEHIND`]: a child that it had forked and that has not executed its own program yet holds the lock, too.
     ///
     /// # Errors
     /// See [`LockError`].
@@ -60,25 +65,34 @@ impl OnlyOne {
         let mut options = OpenOptions::new();
         let mut file =
             options.read(true).write(true).create(true).truncate(false).mode(0o644).open(path).map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(LockError::Held { path: path.to_owned(), holder: holder(&file) });
+        let start = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::Error(cause)) => return Err(failed(cause)),
+                Err(TryLockError::WouldBlock) => {}
             }
-            Err(TryLockError::Error(cause)) => return Err(failed(cause)),
+            let holder = holder(&mut file).map_err(failed)?;
+            if holder.is_some() || start.elapsed() >= LEFT_BEHIND {
+                return Err(LockError::Held { path: path.to_owned(), holder });
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
-        file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
+        file.rewind().map_err(failed)?;
+        // Over what is there and then cut, which takes no new block of a file system that is full.
+        let pid = format!("{}\n", std::process::id());
+        file.write_all(pid.as_bytes()).and_then(|()| file.set_len(pid.len() as u64)).map_err(failed)?;
         Ok(OnlyOne { _file: file })
     }
 }
 
 /// Who has written a pid into the file and still lives.
-fn holder(file: &File) -> Option<(i32, String)> {
+fn holder(file: &mut File) -> io::Result<Option<(i32, String)>> {
     let mut text = String::new();
-    file.take(32).read_to_string(&mut text).ok()?;
-    let pid = text.trim().parse().ok()?;
-    fs::metadata(format!("/proc/{pid}")).ok()?;
-    Some((pid, comm_of(pid).unwrap_or_default()))
+    file.rewind()?;
+    file.take(32).read_to_string(&mut text)?;
+    let living = |pid: &i32| fs::metadata(format!("/proc/{pid}")).is_ok();
+    Ok(text.trim().parse().ok().filter(living).map(|pid| (pid, comm_of(pid).unwrap_or_default())))
 }
 
 #[cfg(test)]
@@ -95,6 +109,25 @@ mod tests {
         assert!(refused.starts_with(&format!("already running: pid {} (", std::process::id())), "{refused}");
         drop(first);
         OnlyOne::take(&path).expect("free again");
+    }
+
+    #[test]
+    fn what_a_dead_holders_child_still_holds_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("guard.lock");
+        // By a pid that cannot live: a guard was killed between forking a child and the child's exec.
+        let left = File::create(&path).unwrap();
+        left.try_lock().unwrap();
+        fs::write(&path, "999999999\n").unwrap();
+        let taking = std::thread::spawn({
+            let path = path.clone();
+            move || OnlyOne::take(&path).map(drop)
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!taking.is_finished(), "it is held");
+        drop(left);
+        taking.join().unwrap().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("{}\n", std::process::id()));
     }
 
     #[test]

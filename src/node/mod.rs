@@ -9,8 +9,10 @@
 //! | [`command_line`], [`state_files`] | what a QEMU's arguments and libvirt's files say of it |
 //! | [`cgroup`] | a domain's own cgroup: kill all in it, is it empty |
 //! | [`kill`] | the kill of last resort: memory and kernel only (rule 6) |
-//! | [`traces`] | what of a process outlives it: page cache, TCP queues |
+//! | [`traces`] | what of a process outlives it: page cache, TCP queues, requests of io_urings |
+//! | [`late_writes`] | the same told beforehand, and the kernel's own clients |
 //! | [`gone`] | the proof that a process is gone and silent (rule 7) |
+//! | [`stuck`] | what a process that will not die waits for |
 //! | [`libvirt`] | the polite way, through a `virsh` child with a deadline |
 //! | [`realtime`] | running when every processor is busy |
 //! | [`watchdog`], [`watchdog_list`] | the hardware's own reset, fed only under a permit (rules 4 and 5) |
@@ -23,23 +25,32 @@ pub mod cgroup;
 mod cgroup_mounts;
 pub mod clock;
 pub mod command_line;
+mod descriptors;
 pub mod domains;
+pub mod features;
 pub mod files;
 mod flush;
 pub mod gone;
 pub mod hook_audit;
+mod hook_files;
 pub mod host;
 pub mod kill;
 pub mod last_resort;
+pub mod late_writes;
 pub mod libvirt;
 pub mod lock;
+mod locks;
+mod mounts;
 pub mod process;
 pub mod realtime;
+mod sock_diag;
 pub mod state_files;
+pub mod stuck;
 mod sys;
 pub mod systemd;
 mod tcp_table;
 pub mod traces;
+mod transport;
 pub mod watch;
 pub mod watchdog;
 pub mod watchdog_list;

@@ -1,5 +1,7 @@
 //! The system calls that neither std nor nix wraps, each behind a safe function.
 
+use super::traces::FileId;
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -119,6 +121,50 @@ pub(super) fn feed_watchdog(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: the kernel may write one int; it uses none (watchdog_ioctl, drivers/watchdog/watchdog_dev.c).
     unsafe { watchdog_ioctl::keepalive(device.as_raw_fd(), &raw mut unused) }?;
     Ok(())
+}
+
+/// What the kernel knows of a file without asking its storage, which may not answer.
+pub(super) struct Stat {
+    mode: u32,
+    device: u64,
+    inode: u64,
+    number: u64,
+}
+
+impl Stat {
+    /// `None` for what has no pages to write back: directories, pipes, character devices.
+    pub(super) fn file_id(&self) -> Option<FileId> {
+        match self.mode & libc::S_IFMT {
+            libc::S_IFREG => Some(FileId::File { device: self.device, inode: self.inode }),
+            libc::S_IFBLK => Some(FileId::BlockDevice(self.number)),
+            _ => None,
+        }
+    }
+}
+
+/// statx(2), Linux 4.11, with AT_STATX_DONT_SYNC: stat(2) of a file on NFS or FUSE waits for the server, for ever if it is gone.
+pub(super) fn stat_from_memory(path: &str) -> io::Result<Stat> {
+    let path = CString::new(path)?;
+    // SAFETY: statx is plain numbers, for which all zeros is a value.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the path ends with a zero byte, `found` is a statx to be written to, and both outlive the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_statx,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            libc::AT_STATX_DONT_SYNC,
+            libc::STATX_TYPE | libc::STATX_INO,
+            &raw mut found,
+        )
+    };
+    cerr(result)?;
+    Ok(Stat {
+        mode: u32::from(found.stx_mode),
+        device: libc::makedev(found.stx_dev_major, found.stx_dev_minor),
+        inode: found.stx_ino,
+        number: libc::makedev(found.stx_rdev_major, found.stx_rdev_minor),
+    })
 }
 
 #[cfg(test)]

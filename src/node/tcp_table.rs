@@ -23,6 +23,16 @@ impl Connection {
         let end = |address: SocketAddr| (address.ip().to_canonical(), address.port());
         Connection { local: end(local), remote: end(remote) }
     }
+
+    /// Whether it stays on this host.
+    pub fn is_local(&self) -> bool {
+        self.remote.0.is_loopback() || self.remote.0 == self.local.0
+    }
+
+    /// Its two ends, ours first.
+    pub(super) fn ends(&self) -> ((IpAddr, u16), (IpAddr, u16)) {
+        (self.local, self.remote)
+    }
 }
 
 impl fmt::Display for Connection {

@@ -1,21 +1,26 @@
-//! What of a process outlives it: data in the host's page cache, and in the send queues of its TCP connections.
+//! What of a process outlives it: data in the host's page cache, in the send queues of its TCP connections, and in requests
+//! of its io_urings.
 //!
-//! Measured (kernel 6.18): dirty pages of a killed QEMU reached the storage 20-36 s after its death, and requests in an orphaned
-//! socket's queue up to 54 s after. So both are noted while it lives and looked after when it is dead (rule 7).
+//! Measured (kernel 6.18): dirty pages of a killed QEMU reached the storage 20-36 s after its death, requests in an orphaned
+//! socket's queue up to 54 s after, an io_uring's whenever the block device went on. So they are noted while it lives and
+//! looked after when it is dead (rule 7; docs/safety.md).
 
+use super::descriptors::{self, Writable};
 use super::domains::DomainProcess;
-use super::process::{self, Process, is_vanished};
+use super::locks::{self, LockedFile};
+use super::mounts;
+use super::process::{Process, is_vanished};
+use super::sock_diag;
 use super::tcp_table::{self, Connection};
 use nix::sys::socket::{SockType, getsockopt, setsockopt, sockopt};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::RawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 pub use super::flush::{FlushError, flush};
 
@@ -34,7 +39,8 @@ pub enum FileId {
 }
 
 impl FileId {
-    /// `None` for what has no pages to write back: directories, pipes, character devices.
+    /// `None` for what has no pages to write back: directories, pipes, character devices. Of a file that is *not* a
+    /// domain's: the metadata were asked of its storage.
     pub(super) fn of(metadata: &fs::Metadata) -> Option<FileId> {
         if metadata.is_file() {
             Some(FileId::File { device: metadata.dev(), inode: metadata.ino() })
@@ -49,25 +55,31 @@ impl FileId {
 /// What was noted of one process, or of several.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traces {
-    /// Open for writing through the host's page cache, and where.
+    /// Open for writing through the host's page cache or on a server's file system, and where.
     #[serde(with = "pairs")]
     pub(super) files: BTreeMap<FileId, PathBuf>,
     pub(super) connections: BTreeSet<Connection>,
+    /// Open for writing and locked, so that the kernel's table of locks tells when the last request is done.
+    #[serde(default, with = "pairs")]
+    pub(super) locked: BTreeMap<LockedFile, PathBuf>,
 }
 
 /// JSON has no keys but text, so a map of files is a list of pairs there.
 mod pairs {
-    use super::FileId;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use std::collections::BTreeMap;
     use std::path::PathBuf;
 
-    pub fn serialize<S: Serializer>(files: &BTreeMap<FileId, PathBuf>, to: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<K: Serialize, S: Serializer>(files: &BTreeMap<K, PathBuf>, to: S) -> Result<S::Ok, S::Error> {
         files.iter().collect::<Vec<_>>().serialize(to)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<FileId, PathBuf>, D::Error> {
-        Vec::<(FileId, PathBuf)>::deserialize(from).map(|pairs| pairs.into_iter().collect())
+    pub fn deserialize<'de, K, D>(from: D) -> Result<BTreeMap<K, PathBuf>, D::Error>
+    where
+        K: Deserialize<'de> + Ord,
+        D: Deserializer<'de>,
+    {
+        Vec::<(K, PathBuf)>::deserialize(from).map(|pairs| pairs.into_iter().collect())
     }
 }
 
@@ -80,9 +92,9 @@ impl Traces {
     pub fn of(process: &Process) -> io::Result<Traces> {
         let mut traces = Traces::default();
         let mut unopened = BTreeSet::new();
-        for Descriptor { number, target, task } in descriptors(process)? {
-            if let Some(inode) = socket_inode(&target) {
-                match take_tcp(process, number) {
+        for descriptor in descriptors::of(process)? {
+            if let Some(inode) = descriptor.socket() {
+                match take_tcp(process, descriptor.number) {
                     Ok(Some(socket)) => traces.connections.extend(connection_of(&socket)),
                     Ok(None) => {}
                     // Yama may forbid it even to root, and a dead leader has no descriptors to take though its threads have;
@@ -91,10 +103,10 @@ impl Traces {
                     Err(error) if is_vanished(&error) => {}
                     Err(error) => return Err(error),
                 }
-            } else if target.is_absolute() {
-                match buffered(&task, number) {
+            } else if descriptor.target.is_absolute() {
+                match descriptor.writable() {
                     Err(error) if is_vanished(&error) => {}
-                    file => traces.files.extend(file?.map(|id| (id, target))),
+                    file => traces.note_file(process.pid(), file?, descriptor.target),
                 }
             }
         }
@@ -128,6 +140,16 @@ impl Traces {
         Ok(traces)
     }
 
+    fn note_file(&mut self, pid: i32, file: Option<Writable>, path: PathBuf) {
+        let Some(Writable { id, direct, mount, locked }) = file else { return };
+        if let Some(locked) = locked {
+            self.locked.insert(locked, path.clone());
+        }
+        if !direct || matches!(id, FileId::File { .. }) && is_served(pid, mount) {
+            self.files.insert(id, path);
+        }
+    }
+
     fn note_sockets(&mut self, inodes: &BTreeSet<u64>, table: Vec<tcp_table::Row>) {
         self.connections.extend(table.into_iter().filter(|row| inodes.contains(&row.inode)).map(|row| row.connection));
     }
@@ -136,6 +158,7 @@ impl Traces {
     pub fn merge(&mut self, other: Traces) {
         self.files.extend(other.files);
         self.connections.extend(other.connections);
+        self.locked.extend(other.locked);
     }
 
     /// The files and block devices that were open for writing through the page cache.
@@ -154,10 +177,10 @@ impl Traces {
 /// prepared is left, and [`orphans`] will see it.
 pub fn reset_on_close(process: &Process) -> usize {
     let reset = libc::linger { l_onoff: 1, l_linger: 0 };
-    descriptors(process)
+    descriptors::of(process)
         .unwrap_or_default()
         .into_iter()
-        .filter(|descriptor| socket_inode(&descriptor.target).is_some())
+        .filter(|descriptor| descriptor.socket().is_some())
         .filter_map(|descriptor| take_tcp(process, descriptor.number).ok().flatten())
         .filter(|socket| setsockopt(socket, sockopt::Linger, &reset).is_ok())
         .count()
@@ -166,57 +189,39 @@ pub fn reset_on_close(process: &Process) -> usize {
 /// Connections of the dead that still hold data to send: in the kernel's table without an inode, that is without an owner.
 /// They are looked for in this process's own network namespace, which is the one libvirt starts QEMUs in.
 ///
+/// A connection that nobody noted, because it was younger than the last look, goes in all likelihood where a noted one went:
+/// an orphan with the far end of a noted connection counts as well.
+///
 /// # Errors
 /// /proc/self/net/tcp or tcp6 cannot be read.
 pub fn orphans(traces: &Traces) -> io::Result<Vec<Connection>> {
     if traces.connections.is_empty() {
         return Ok(Vec::new());
     }
+    let far: BTreeSet<_> = traces.connections.iter().map(|connection| connection.ends().1).collect();
     let table = tcp_table::read(Path::new("/proc/self/net"))?;
     Ok(table
         .into_iter()
-        .filter(|row| row.is_orphan_with_data() && traces.connections.contains(&row.connection))
+        .filter(|row| row.is_orphan_with_data() && far.contains(&row.connection.ends().1))
         .map(|row| row.connection)
         .collect())
 }
 
-/// One of a process's descriptors.
-struct Descriptor {
-    number: RawFd,
-    /// What its link in /proc says it is.
-    target: PathBuf,
-    /// The thread's directory in /proc it was found in.
-    task: Rc<str>,
+/// Files of the dead that the kernel still holds open for them: requests are under way.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn under_way(traces: &Traces) -> io::Result<Vec<PathBuf>> {
+    locks::still_open(&traces.locked)
 }
 
-/// A process's descriptors, by a thread that lives: a dead leader has none.
-fn descriptors(process: &Process) -> io::Result<Vec<Descriptor>> {
-    let pid = process.pid();
-    let listed = (|| {
-        let Some(tid) = process::living_task(pid)? else { return Ok(Vec::new()) };
-        let task: Rc<str> = format!("/proc/{pid}/task/{tid}").into();
-        let mut descriptors = Vec::with_capacity(64);
-        for entry in fs::read_dir(format!("{task}/fd"))? {
-            let entry = entry?;
-            let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            match fs::read_link(entry.path()) {
-                Ok(target) => descriptors.push(Descriptor { number, target, task: task.clone() }),
-                Err(error) if is_vanished(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(descriptors)
-    })();
-    match listed {
-        Err(error) if is_vanished(&error) => Ok(Vec::new()),
-        // Read by pid: worth nothing if the pid may be somebody else's by now.
-        listed if process.has_exited() => listed.map(|_| Vec::new()),
-        listed => listed,
+/// Ends those of the orphans that were noted, and drops their queues: what a dead process had left to send is never wanted.
+/// What is not surely its own, and where the kernel cannot do it, is left to run out (a minute or two).
+pub fn end_noted(orphans: &[Connection], traces: &Traces) {
+    for orphan in orphans.iter().filter(|orphan| traces.connections.contains(orphan)) {
+        // An orphan that is left keeps its process from being called gone, so the error needs no telling.
+        let _ = sock_diag::end_orphan(orphan);
     }
-}
-
-fn socket_inode(target: &Path) -> Option<u64> {
-    target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
 /// A duplicate of a descriptor if it is a TCP socket (or another stream over IP: MPTCP, SCTP).
@@ -235,16 +240,11 @@ fn connection_of(socket: &TcpStream) -> Option<Connection> {
     Some(Connection::new(socket.local_addr().ok()?, socket.peer_addr().ok()?))
 }
 
-/// Which file a descriptor is, if writes through it go to the page cache.
-fn buffered(task: &str, number: RawFd) -> io::Result<Option<FileId>> {
-    let Some(id) = FileId::of(&fs::metadata(format!("{task}/fd/{number}"))?) else { return Ok(None) };
-    let info = super::files::read_all_of(File::open(format!("{task}/fdinfo/{number}"))?, 1 << 20)?;
-    let flags = String::from_utf8_lossy(&info)
-        .lines()
-        .find_map(|line| i32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{task}/fdinfo/{number}: no flags")))?;
-    let writable = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_PATH == 0;
-    Ok((writable && flags & libc::O_DIRECT == 0).then_some(id))
+/// Whether a file is behind a server, which may keep back what the process believes written. When in doubt, it is.
+fn is_served(pid: i32, mount: Option<u32>) -> bool {
+    let mounts = mounts::of(pid).unwrap_or_default();
+    let found = mounts.iter().find(|known| Some(known.id) == mount);
+    found.is_none_or(|mount| mount.is_network() || mount.is_fuse())
 }
 
 /// Whether an error means that the descriptor cannot be had, though there may be one.
@@ -256,9 +256,9 @@ fn is_refused(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::node::testing::Child;
-    use std::fs::OpenOptions;
+    use std::fs::{File, OpenOptions};
     use std::io::Write;
-    use std::net::TcpListener;
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener};
     use std::os::fd::OwnedFd;
     use std::os::unix::fs::OpenOptionsExt;
     use std::process::{Command, Stdio};
@@ -266,7 +266,8 @@ mod tests {
     /// A child whose standard output is this, and which does nothing.
     fn holding(what: impl Into<Stdio>) -> (Child, Process) {
         let mut command = Command::new("cat");
-        command.stdout(what);
+        // What this test writes to is nothing of the child's.
+        command.stdout(what).stderr(Stdio::null());
         let child = Child::spawn(command);
         let process = Process::open(child.pid()).unwrap();
         (child, process)
@@ -322,6 +323,27 @@ mod tests {
             assert!(std::time::Instant::now() < give_up, "the last acknowledgement comes");
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn an_orphan_that_was_noted_is_ended_with_its_queue_and_one_to_the_same_place_is_waited_for() {
+        let (mut child, process, far) = stuffed();
+        let traces = Traces::of(&process).unwrap();
+        process.kill().unwrap();
+        child.wait_exited(&process);
+        child.reap();
+        let left = orphans(&traces).unwrap();
+        let elsewhere = |port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        let (_, (_, port)) = left[0].ends();
+        let younger = Connection::new(elsewhere(1), elsewhere(port));
+        let unnoted = Traces { connections: [younger].into(), ..Traces::default() };
+        assert_eq!(orphans(&unnoted).unwrap(), left, "it may be its own");
+        end_noted(&left, &unnoted);
+        assert_eq!(orphans(&traces).unwrap(), left, "and may be not");
+        end_noted(&left, &traces);
+        assert!(orphans(&traces).unwrap().is_empty());
+        let end = io::copy(&mut &far, &mut io::sink()).unwrap_err();
+        assert_eq!(end.kind(), io::ErrorKind::ConnectionReset);
     }
 
     #[test]

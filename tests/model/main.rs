@@ -104,6 +104,27 @@ fn a_move_from_a_healthy_node_ends_by_receipt_and_the_domain_starts_elsewhere() 
 }
 
 #[test]
+fn a_finished_migration_runs_on_at_its_destination_once_the_source_is_gone_and_not_before() {
+    each(60, |seed| {
+        let mut world = World::new(seed, Faults::NONE);
+        assert!(world.grant(0));
+        world.run_for(Duration::from_secs(1), false);
+        start(&mut world, 0);
+        assert!(world.migrate(1));
+        // libvirt's start of the destination may stall, or fail for reasons of its own.
+        for _ in 0..20 {
+            world.operator_migrates(1);
+            world.run_for(Duration::from_secs(4), false);
+            assert_eq!(world.running(), [0], "it waits, however long\n{}", world.trace.join("\n"));
+        }
+        assert!(world.waits(1), "{}", world.trace.join("\n"));
+        world.moved();
+        world.run_for(Duration::from_secs(20), false);
+        assert_eq!((world.owner(), world.running()), (Some(1), vec![1]), "{}", world.trace.join("\n"));
+    });
+}
+
+#[test]
 fn a_move_from_a_node_that_is_cut_off_and_cannot_kill_ends_within_its_bound_and_not_before_its_reset() {
     each(300, |seed| {
         // Slow questions and answers: the last one before the cut may be an interval old when it is folded in.

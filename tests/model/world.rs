@@ -89,6 +89,10 @@ impl Faults {
 
 struct Process {
     key: ProcessKey,
+    /// Its virtual CPUs do not run: it came by live migration.
+    paused: bool,
+    /// libvirt was asked to resume it and will by then, if it lives.
+    resumes_at: Option<BootTime>,
     started: BootTime,
     alive: bool,
     dies_at: Option<BootTime>,
@@ -120,6 +124,8 @@ pub struct Node {
     cut_until: BootTime,
     processes: Vec<Process>,
     start: Start,
+    /// The start under way is the destination's half of a live migration.
+    incoming: bool,
     scan_at: Option<(BootTime, BootTime)>,
     next_scan: BootTime,
     fed: Option<BootTime>,
@@ -170,6 +176,7 @@ impl World {
             cut_until: BootTime::ZERO,
             processes: vec![],
             start: Start::Idle,
+            incoming: false,
             scan_at: None,
             next_scan: BootTime::ZERO,
             fed: None,
@@ -220,11 +227,16 @@ impl World {
     // --- the property ---------------------------------------------------------------------------------------
 
     pub fn running(&self) -> Vec<usize> {
-        (0..self.nodes.len()).filter(|&at| self.nodes[at].processes.iter().any(|p| p.alive)).collect()
+        (0..self.nodes.len()).filter(|&at| self.nodes[at].processes.iter().any(|p| p.alive && !p.paused)).collect()
+    }
+
+    /// Whether a copy that came by live migration waits there.
+    pub fn waits(&self, at: usize) -> bool {
+        self.nodes[at].processes.iter().any(|p| p.alive && p.paused)
     }
 
     fn never_two(&mut self) {
-        let alive: usize = self.nodes.iter().map(|n| n.processes.iter().filter(|p| p.alive).count()).sum();
+        let alive: usize = self.nodes.iter().map(|n| n.processes.iter().filter(|p| p.alive && !p.paused).count()).sum();
         // Stricter than two copies: whoever is told "yours" could start in that very instant.
         let elsewhere = self.owner().is_some_and(|owner| self.running().iter().any(|&at| at != owner));
         if alive > 1 || elsewhere {
@@ -296,6 +308,32 @@ impl World {
             (o.answer.is_ok(), o.writes, o.log)
         });
         done == Some(true)
+    }
+
+    /// Opens a migration from the owner.
+    pub fn migrate(&mut self, to: usize) -> bool {
+        let Some(owner) = self.owner() else { return false };
+        let (node, incoming) = (self.nodes[owner].id.clone(), Some(self.nodes[to].id.clone()));
+        let request = GrantRequest { node, incoming, name: None };
+        let done = self.operate(|book, now| {
+            let o = book.grant(now, DOMAIN, &request);
+            (o.answer.is_ok(), o.writes, o.log)
+        });
+        done == Some(true)
+    }
+
+    pub fn moved(&mut self) {
+        self.operate(|book, now| {
+            let o = book.moved(now, DOMAIN);
+            ((), o.writes, o.log)
+        });
+    }
+
+    fn abort(&mut self) {
+        self.operate(|book, now| {
+            let o = book.abort(now, DOMAIN);
+            ((), o.writes, o.log)
+        });
     }
 
     pub fn revoke(&mut self) {
@@ -479,6 +517,14 @@ impl World {
                     keys.into_iter().for_each(|key| self.wound(at, now, key));
                 }
             }
+            Action::Resume { .. } => {
+                // libvirtd may stall, and then resume when the guard has long thought better of it.
+                let longest = if self.random.one_in(4) { 9000 } else { 300 };
+                let resumes_at = now + self.random.millis(0, longest);
+                for process in self.nodes[at].processes.iter_mut().filter(|p| p.alive && p.paused) {
+                    process.resumes_at.get_or_insert(resumes_at);
+                }
+            }
             Action::AskStarts => {
                 let domains = match self.nodes[at].start {
                     Start::Idle => vec![],
@@ -548,6 +594,7 @@ impl World {
             if process.dies_at.is_some_and(|dies| now >= dies) {
                 process.alive = false;
             }
+            process.paused &= process.resumes_at.is_none_or(|at| now < at);
             if !process.alive && !process.told_gone {
                 process.told_gone = true;
                 gone.push(process.key);
@@ -581,7 +628,12 @@ impl World {
                 name: "web".into(),
                 process: p.key,
                 started: p.started,
-                state: CopyState::Running,
+                // The status file comes a moment after the process.
+                state: match p.paused {
+                    true if began < p.started + Duration::from_millis(200) => CopyState::Unknown,
+                    true => CopyState::Paused,
+                    false => CopyState::Running,
+                },
             };
             let copies = copies.map(seen).collect();
             self.event(at, Event::Scanned(Scan { began, copies, dead_daemons: vec![] }));
@@ -594,7 +646,17 @@ impl World {
         let free = matches!(self.nodes[at].start, Start::Idle)
             && self.nodes[at].processes.iter().all(|p| !p.alive || p.forgotten);
         if free && self.now >= self.nodes[at].up_at {
+            self.nodes[at].incoming = false;
             self.hook(at, HookOp::Prepare);
+        }
+    }
+
+    /// `virsh migrate --suspend` from wherever it runs: the destination's half, which ends in a paused process.
+    pub fn operator_migrates(&mut self, to: usize) {
+        let free = matches!(self.nodes[to].start, Start::Idle) && self.nodes[to].processes.iter().all(|p| !p.alive);
+        if free && self.now >= self.nodes[to].up_at && !self.running().is_empty() {
+            self.nodes[to].incoming = true;
+            self.hook(to, HookOp::Migrate);
         }
     }
 
@@ -626,6 +688,7 @@ impl World {
                 self.nodes[at].start = Start::Idle;
                 self.hook(at, HookOp::Release);
             }
+            Start::Passed(HookOp::Migrate, after) if now >= after => self.hook(at, HookOp::Prepare),
             Start::Passed(HookOp::Prepare, after) if now >= after => self.hook(at, HookOp::Start),
             Start::Passed(HookOp::Start, after) if now >= after => {
                 let unkillable = self.random.one_in(self.faults.unkillable);
@@ -636,6 +699,8 @@ impl World {
                 node.processes.retain(|p| p.alive || !p.told_gone);
                 node.processes.push(Process {
                     key,
+                    paused: node.incoming,
+                    resumes_at: None,
                     started: now,
                     alive: true,
                     dies_at: None,
@@ -714,7 +779,10 @@ impl World {
             }
         }
         if self.random.one_in(self.faults.controller) {
-            match self.random.below(10) {
+            match self.random.below(16) {
+                10 | 11 => drop(self.migrate(at)),
+                12 | 13 => self.moved(),
+                14 => self.abort(),
                 0..=4 => drop(self.move_to(at)),
                 5 | 6 => drop(self.grant(at)),
                 7 => self.revoke(),
@@ -724,6 +792,9 @@ impl World {
         }
         if self.random.one_in(80) {
             self.operator_starts(at);
+        }
+        if self.random.one_in(80) {
+            self.operator_migrates(at);
         }
     }
 }

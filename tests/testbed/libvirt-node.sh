@@ -12,7 +12,8 @@
 # connect or cut it (ip link ... netns PID).
 #
 # HOOK=PATH      links PATH as /etc/libvirt/hooks/qemu.d/leasehold-hook before libvirtd starts
-# CGROUP=hybrid  keeps a v1 + v2 mix where the machine has one; the default is one unified v2 tree
+# CGROUP=hybrid  keeps a v1 + v2 mix where the machine has one; CGROUP=v1 its v1 hierarchies alone; the default is one
+#                unified v2 tree
 #
 # Needs root and the Debian packages libvirt-daemon-system libvirt-clients libvirt-daemon-driver-qemu
 # qemu-system-x86 (apt-get install --no-install-recommends).
@@ -66,19 +67,23 @@ mkdir -p "$home"/{etc,lib,log,leasehold,state}
 mkdir -p "$home/etc/hooks/qemu.d"
 # Live migration refuses two hosts of one uuid, and both would read the machine's own.
 grep -q "^host_uuid" "$home/etc/libvirtd.conf" || echo "host_uuid = \"$(cat /proc/sys/kernel/random/uuid)\"" >>"$home/etc/libvirtd.conf"
+# The other end of a migration reaches this libvirtd over the hosts' own network, which nobody else is in.
+grep -q '^listen_tcp' "$home/etc/libvirtd.conf" || printf 'listen_tls = 0\nlisten_tcp = 1\nauth_tcp = "none"\n' >>"$home/etc/libvirtd.conf"
 # Labels are the machine's, and its policy knows nothing of WORKDIR.
 grep -q '^security_driver' "$home/etc/qemu.conf" || echo 'security_driver = "none"' >>"$home/etc/qemu.conf"
 # QEMU as root: WORKDIR may be closed to others; and where only root may open /dev/kvm, a QEMU of another user makes
 # libvirt probe it anew ten times at every start (6 s).
 grep -q '^user' "$home/etc/qemu.conf" || printf 'user = "root"\ngroup = "root"\n' >>"$home/etc/qemu.conf"
+# Root needs no disk to be its own, and the chown of a disk whose storage is away would hang libvirtd with it.
+grep -q '^dynamic_ownership' "$home/etc/qemu.conf" || echo 'dynamic_ownership = 0' >>"$home/etc/qemu.conf"
 case ${CGROUP:-v2} in
   v2) umount -l /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup ;;
-  hybrid)
+  hybrid | v1)
     for hierarchy in /sys/fs/cgroup/*/; do
       kind=$(basename "$hierarchy")
       umount "$hierarchy"
       case $kind in
-        unified) mount -t cgroup2 cgroup2 "$hierarchy" ;;
+        unified) [[ $CGROUP == v1 ]] || mount -t cgroup2 cgroup2 "$hierarchy" ;;
         systemd) mount -t cgroup -o none,name=systemd cgroup "$hierarchy" ;;
         *) mount -t cgroup -o "$kind" cgroup "$hierarchy" ;;
       esac
@@ -113,7 +118,7 @@ if [[ $(cat /sys/module/apparmor/parameters/enabled 2>/dev/null) == Y ]]; then
 fi
 echo "$libvirtd" >/run/libvirtd.path
 virtlogd -d
-"$libvirtd" -d
+"$libvirtd" -d --listen
 for _ in $(seq 100); do virsh -q list >/dev/null 2>&1 && break; sleep 0.1; done
 code=0
 "$@" || code=$?

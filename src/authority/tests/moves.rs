@@ -32,6 +32,8 @@ fn a_finished_migration_makes_the_destination_owner_when_the_source_is_gone() {
     assert_eq!((view.owner.unwrap().epoch, view.incoming.unwrap().epoch), (Epoch(1), Epoch(2)));
     let mut n2 = Guard::new("n2");
     assert_eq!(desk.claim(&mut n2).claim, ClaimKind::Incoming);
+    // After the cut-over a start at the source would be a second copy.
+    assert_eq!(desk.claim(&mut n1).claim, ClaimKind::Hold);
     desk.apply(|book, now| book.moved(now, D)).unwrap();
     assert_eq!(desk.claim(&mut n2).claim, ClaimKind::Incoming);
     let denial = desk.claim(&mut n1);
@@ -82,7 +84,9 @@ fn when_both_ends_report_it_running_the_older_epochs_copy_dies() {
     n2.state = NamedState::Running;
     desk.ask(&mut n2);
     // This one may have been asked before the destination ran.
-    assert_eq!(desk.claim(&mut n1).claim, ClaimKind::Allow);
+    let seen = desk.book.watch(&n("n1")).version;
+    assert_eq!(desk.claim(&mut n1).claim, ClaimKind::Hold);
+    assert_ne!(desk.book.watch(&n("n1")).version, seen, "its watch says to ask again at once");
     let denial = desk.claim(&mut n1);
     assert_eq!(denial.reason.as_deref(), Some("it runs on node n2 too, under a newer epoch"));
     assert_eq!(desk.owner(), None);

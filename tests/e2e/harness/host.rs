@@ -28,15 +28,15 @@ impl Deref for Host {
 impl Host {
     /// Starts a host without a hook.
     pub fn start(world: &World, name: &str) -> Host {
-        Host::start_with(world, name, None)
+        Host::start_with(world, name, None, "v2")
     }
 
-    /// Starts a host whose libvirtd finds `hook` (a program) from its first moment on.
-    pub fn start_with(world: &World, name: &str, hook: Option<&Path>) -> Host {
+    /// Starts a host whose libvirtd finds `hook` (a program) from its first moment on. `cgroups`: "v2", "v1", "hybrid".
+    pub fn start_with(world: &World, name: &str, hook: Option<&Path>, cgroups: &str) -> Host {
         let unique = world.unique(name);
         let mut command = Command::new("bash");
         command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testbed/libvirt-node.sh"));
-        command.arg(&unique).arg(world.dir()).args(["--", "sh", "-c", HOLD]).env_remove("HOOK").env_remove("CGROUP");
+        command.arg(&unique).arg(world.dir()).args(["--", "sh", "-c", HOLD]).env_remove("HOOK").env("CGROUP", cgroups);
         // libvirt hands it to the hook and shows it with every refusal.
         command.env_remove("LD_LIBRARY_PATH");
         if let Some(hook) = hook {
@@ -60,6 +60,14 @@ impl Host {
     /// The domain's state as libvirt tells it, like "running" or "shut off (destroyed)".
     pub fn state(&self, domain: &Domain) -> String {
         self.virsh(&["domstate", "--reason", &domain.name]).expect_ok().trim().to_owned()
+    }
+
+    /// Has the domain's QEMU do something with its first disk, as its guest would: `write -P 0xaa 0 64k`.
+    pub fn qemu_io(&self, domain: &Domain, command: &str) {
+        let command = format!("qemu-io -d /machine/peripheral/virtio-disk0/virtio-backend \"{command}\"");
+        let said = self.virsh(&["qemu-monitor-command", &domain.name, "--hmp", &command]).expect_ok();
+        // The monitor reports a failed command as its output.
+        assert!(!said.contains("failed") && !said.contains("Error"), "{command}: {said}");
     }
 
     /// The pid, out here, of the domain's QEMU on this host.
@@ -98,8 +106,22 @@ impl Host {
         std::fs::remove_file(self.hook_link()).expect("a hook is installed");
     }
 
-    fn hook_link(&self) -> PathBuf {
+    /// The link under which our hook is installed.
+    pub fn hook_link(&self) -> PathBuf {
         self.home.join("etc/hooks/qemu.d/leasehold-hook")
+    }
+
+    /// A neighbour's hook beside ours; `zz` in front of its name lets ours go first.
+    pub fn neighbour(&self, name: &str, body: &str) {
+        use std::os::unix::fs::PermissionsExt;
+        let path = self.home.join("etc/hooks/qemu.d").join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("the host's directory is writable");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+    }
+
+    /// The guard's run directory, out here.
+    pub fn run_dir(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root/run/leasehold", self.init()))
     }
 
     /// libvirtd's pid, out here.
@@ -125,19 +147,31 @@ impl Host {
         self.end_libvirtd(Signal::SIGKILL);
     }
 
-    fn end_libvirtd(&self, signal: Signal) {
+    /// Ends libvirtd by a signal.
+    pub fn end_libvirtd(&self, signal: Signal) {
         let pid = self.libvirtd();
         kill(pid, signal).expect("libvirtd runs");
         let gone = || !Path::new(&format!("/proc/{pid}")).exists();
         wait_until("libvirtd ended", Duration::from_secs(10), gone);
     }
 
-    /// Starts libvirtd; returns when it answers and has taken up every domain.
+    /// Starts libvirtd after [`Host::end_libvirtd`]; returns when it answers and has taken up every domain.
     pub fn start_libvirtd(&self) {
+        self.start_libvirtd_after("true");
+    }
+
+    /// The same in a mount namespace of its own, in which `script` has run before.
+    pub fn start_libvirtd_elsewhere(&self, script: &str) {
+        self.start_libvirtd_after(&format!("[ -n \"$1\" ] || exec unshare --mount sh -c \"$0\" \"$0\" x; {script}"));
+    }
+
+    fn start_libvirtd_after(&self, script: &str) {
         // In the same group as the first one, not in the test's.
-        let restart = "if [ -d /sys/fs/cgroup/init ]; then echo $$ >/sys/fs/cgroup/init/cgroup.procs; fi; \
-                       exec $(cat /run/libvirtd.path) -d";
-        self.run("sh", &["-c", restart]).expect_ok();
+        let start = format!(
+            "if [ -d /sys/fs/cgroup/init ]; then echo $$ >/sys/fs/cgroup/init/cgroup.procs; fi; {script}; \
+             exec $(cat /run/libvirtd.path) -d --listen"
+        );
+        self.run("sh", &["-c", &start, &start]).expect_ok();
         wait_until("libvirtd answered", Duration::from_secs(10), || self.virsh(&["list"]).ok());
         // It answers before its reconnect threads, and the hooks they run, are done. They hold each domain's job, and
         // this asks for it; whether the domain is still there after that is for the test to find out.
@@ -175,8 +209,15 @@ impl Host {
     /// Starts the guard of the binary under test with the host's /etc/leasehold/leasehold.toml, and waits for its
     /// socket.
     pub fn guard(&self) -> Process {
-        let mut guard = self.start("guard", super::world::leasehold(), &["guard"]);
-        let socket = PathBuf::from(format!("/proc/{}/root/run/leasehold/guard.sock", self.init()));
+        self.guard_of(&super::world::leasehold())
+    }
+
+    /// The same of another copy of the binary.
+    pub fn guard_of(&self, program: &Path) -> Process {
+        // One that an earlier guard left would be taken for this one's.
+        let socket = self.run_dir().join("guard.sock");
+        let _ = std::fs::remove_file(&socket);
+        let mut guard = self.start("guard", program, &["guard"]);
         let start = std::time::Instant::now();
         while !socket.exists() {
             let waited = start.elapsed();

@@ -4,7 +4,7 @@ use super::Space;
 use std::net::Ipv4Addr;
 use std::process::Command;
 
-/// Which packets a cut drops, seen from the first end.
+/// Which packets a cut drops, seen from the end where it is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     Both,
@@ -38,8 +38,8 @@ impl Link {
         Link { near: near_address, far: far_address, device }
     }
 
-    /// Drops packets from now on. `near` is the space of the first end.
-    pub fn cut(&self, near: &Space, direction: Direction) {
+    /// Drops packets from now on, at either end: directions are seen from the space that is given.
+    pub fn cut(&self, end: &Space, direction: Direction) {
         let mut rules = format!("table inet cut_{} {{\n", self.device);
         if direction != Direction::Incoming {
             rules += &format!("chain o {{ type filter hook output priority 0; oifname \"{}\" drop; }}\n", self.device);
@@ -47,11 +47,11 @@ impl Link {
         if direction != Direction::Outgoing {
             rules += &format!("chain i {{ type filter hook input priority 0; iifname \"{}\" drop; }}\n", self.device);
         }
-        near.run_with("nft", &["-f", "-"], &(rules + "}\n")).expect_ok();
+        end.run_with("nft", &["-f", "-"], &(rules + "}\n")).expect_ok();
     }
 
-    /// Undoes [`Link::cut`].
-    pub fn heal(&self, near: &Space) {
-        near.run("nft", &["delete", "table", "inet", &format!("cut_{}", self.device)]).expect_ok();
+    /// Undoes [`Link::cut`], at the end where it was cut.
+    pub fn heal(&self, end: &Space) {
+        end.run("nft", &["delete", "table", "inet", &format!("cut_{}", self.device)]).expect_ok();
     }
 }

@@ -6,23 +6,33 @@
 #![allow(dead_code, unused_imports, reason = "a harness offers what some of its users leave unused")]
 
 mod domain;
+mod file_server;
 mod host;
 mod link;
 mod neighbour;
+mod network_storage;
+mod pair;
 mod process;
+mod qmp;
 mod signals;
 mod site;
 mod space;
+mod storage;
 mod wait;
 mod world;
 
 pub use domain::{Domain, all_qemus, qemus};
+pub use file_server::FileServer;
 pub use host::Host;
 pub use link::{Direction, Link};
 pub use neighbour::{Neighbour, Place};
+pub use network_storage::NetworkStorage;
+pub use pair::Pair;
 pub use process::{Finished, Process};
+pub use qmp::Watch;
 pub use signals::SigkillTrace;
 pub use site::{Node, Site, expiry};
 pub use space::Space;
+pub use storage::{Frozen, LoopDevice, Storage, stored};
 pub use wait::{Stopwatch, wait_until};
-pub use world::{World, leasehold};
+pub use world::{World, leasehold, tell};

@@ -79,8 +79,13 @@ impl<'w> Site<'w> {
 
     fn controller(&self) -> [&'static str; 4] {
         // A leak of a few bytes a test, so that callers can pass plain slices.
-        let token = Box::leak(self.dir.join("controller-token").display().to_string().into_boxed_str());
+        let token = Box::leak(self.controller_token().into_boxed_str());
         ["--endpoint", "http://127.0.0.1:7470", "--token-file", token]
+    }
+
+    /// The file with the controller's token, which every host of this world sees.
+    pub fn controller_token(&self) -> String {
+        self.dir.join("controller-token").display().to_string()
     }
 
     /// `leasehold lease ARGS`.
@@ -112,9 +117,20 @@ impl<'w> Site<'w> {
         node
     }
 
+    /// The same on a host with these cgroup hierarchies: "v2", "v1", "hybrid".
+    pub fn node_on(&self, name: &str, more: &str, cgroups: &str) -> Node {
+        let host = Host::start_with(self.world, name, Some(&super::world::leasehold()), cgroups);
+        let mut node = self.connect(host, name, more);
+        node.guard = Some(node.host.guard());
+        node
+    }
+
     /// The same before its guard was ever started.
     pub fn node_without_guard(&self, name: &str, more: &str) -> Node {
-        let host = self.world.host_with_hook(name, &super::world::leasehold());
+        self.connect(self.world.host_with_hook(name, &super::world::leasehold()), name, more)
+    }
+
+    fn connect(&self, host: Host, name: &str, more: &str) -> Node {
         let link = self.world.connect(&host, &self.space);
         let node = Node { guard: None, link, host };
         node.host.write_config("token", &format!("token-of-node-{name}-for-tests\n"));
@@ -161,6 +177,19 @@ impl Node {
         self.host.run("mount", &mount).expect_ok();
     }
 
+    /// From now on the authority's answers come late by `seconds`, less than an interval. Configure before the guard
+    /// starts. What it prints: `asked` and `answered`, question by question.
+    pub fn delay_answers(&self, world: &World, name: &str, seconds: &str, more: &str) -> Process {
+        let script = world.dir().join("delay.py");
+        std::fs::write(&script, DELAYING_FORWARDER).expect("the directory is writable");
+        let (script, far) = (script.display().to_string(), self.link.far.to_string());
+        let forwarder = self.host.start("forwarder", "python3", &["-u", &script, &far, seconds]);
+        self.configure(name, "127.0.0.1", 7471, more);
+        let reachable = || self.host.run("bash", &["-c", ": <>/dev/tcp/127.0.0.1/7471"]).ok();
+        wait_until("the forwarder listened", SOON, reachable);
+        forwarder
+    }
+
     /// SIGKILL for the guard.
     pub fn kill_guard(&mut self) {
         self.guard.take().expect("the guard runs").kill();
@@ -183,10 +212,31 @@ impl Node {
         domains.into_iter().find(|known| known["domain"] == domain.uuid.as_str())
     }
 
-    /// The guard's ledger as it stands on the host's disk, if one does.
+    /// The faults it tells.
+    pub fn faults(&self) -> Option<Vec<String>> {
+        let status = self.view()?;
+        serde_json::from_value(status["faults"].clone()).ok()
+    }
+
+    /// Waits until the guard knows the domain as running under a lease that is held.
+    #[track_caller]
+    pub fn wait_until_held(&self, domain: &Domain) {
+        wait_until(&format!("{} ran under its lease", domain.name), SOON, || {
+            self.status(domain).is_some_and(|known| known["state"] == "running" && known["lease"] == "held")
+        });
+    }
+
+    /// The guard's ledger as it is on /run.
     pub fn ledger(&self) -> Option<serde_json::Value> {
-        let path = format!("/proc/{}/root/run/leasehold/ledger.json", self.host.init());
-        std::fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        let bytes = std::fs::read(self.host.run_dir().join("ledger.json")).ok()?;
+        serde_json::from_slice(&bytes).ok()
+    }
+
+    /// The domains with a start that was let through and is not over, by the ledger.
+    pub fn admitted(&self) -> Option<Vec<String>> {
+        let ledger = self.ledger()?;
+        let open = ledger["domains"].as_object()?.iter().filter(|(_, entry)| !entry["admission"].is_null());
+        Some(open.map(|(uuid, _)| uuid.clone()).collect())
     }
 
     /// When the right of the domain's process to live runs out, by the guard's ledger. Ask when nothing renews it.
@@ -222,3 +272,30 @@ fn secret(path: &Path, text: &str) {
     std::fs::write(path, text).expect("the directory is writable");
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("it is ours");
 }
+
+/// Forwards TCP from 127.0.0.1:7471 to ADDRESS:7470 and holds each answer back; prints a line when a question goes in
+/// and one when its answer comes out.
+const DELAYING_FORWARDER: &str = "import socket, sys, threading, time
+address, delay = sys.argv[1], float(sys.argv[2])
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(('127.0.0.1', 7471))
+server.listen(16)
+def pump(source, sink, held):
+    while True:
+        data = source.recv(65536)
+        if not data:
+            break
+        if held:
+            if b'claims' in data:
+                time.sleep(delay)
+                print('answered')
+        elif b'/renew' in data:
+            print('asked')
+        sink.sendall(data)
+while True:
+    near, _ = server.accept()
+    far = socket.create_connection((address, 7470))
+    threading.Thread(target=pump, args=(near, far, False), daemon=True).start()
+    threading.Thread(target=pump, args=(far, near, True), daemon=True).start()
+";

@@ -53,7 +53,7 @@ impl World {
 
     /// A host with a hook from its first moment on.
     pub fn host_with_hook(&self, name: &str, hook: &Path) -> Host {
-        Host::start_with(self, name, Some(hook))
+        Host::start_with(self, name, Some(hook), "v2")
     }
 
     /// A space without libvirt, with a network of its own: for an authority.
