@@ -1,0 +1,114 @@
+#!/bin/bash
+# A machine with a watchdog that really resets it: a Debian kernel under plain emulation (no KVM needed), an initramfs
+# of busybox and the files given, one script as its only program. Ends when the machine is reset or switched off.
+#
+#   watchdog-vm.sh fetch DIR                       puts kernel and modules into DIR, once, by apt-get download
+#   watchdog-vm.sh run DIR WORKDIR SCRIPT [FILE ...]
+#
+# SCRIPT runs under busybox sh as pid 1 with /proc, /sys, /dev, /run and /tmp mounted; every FILE is in /bin, or under its
+# own path when it is a shared object (a dynamic program and its libraries can be given like that). What it writes to
+# the console goes to stdout.
+#
+# DEVICE=     i6300esb (default), softdog, iTCO_wdt or ib700wdt
+# FILESYSTEM=1  ext4 can be mounted: /ext4.img is one, empty, for `mount -o loop`
+# REAL_TIME=1 the machine's clocks follow this machine's. Otherwise they count its own instructions and jump where it
+#             idles: a loaded machine then cannot make it late, and waiting costs nothing. Its watchdog counts the same
+#             clock (QEMU_CLOCK_VIRTUAL), so that instants within the machine are to be read on its own clock alone.
+# NEVER_FIRES=1 the device counts down and nothing comes of it, as under a hypervisor that was told to ignore it
+# SHIFT=      2^SHIFT ns of its time are one instruction (default 1)
+# LIMIT=      seconds of this machine's time after which it is given up (default 120)
+#
+# Exit status: 0 reset or switched off, 1 neither within LIMIT, 2 it could not be tried.
+# Needs the Debian packages qemu-system-x86, busybox-static, cpio, python3 and, for ext4, e2fsprogs.
+set -euo pipefail
+fail() { echo "watchdog-vm: $*" >&2; exit 2; }
+
+fetch() {
+  local dir=$1 package
+  [[ ! -e $dir/vmlinux ]] || return 0
+  mkdir -p "$dir/unpack"
+  cd "$dir/unpack"
+  package=$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: *\(linux-image-[0-9].*amd64\).*/\1/p' | head -1)
+  [[ -n $package ]] || fail "apt knows no linux-image-amd64; run apt-get update"
+  apt-get download "$package" >log 2>&1 || { cat log >&2; fail "apt-get cannot download $package"; }
+  dpkg-deb --fsys-tarfile "$package"_*.deb | tar x --wildcards './boot/vmlinuz-*' \
+    './lib/modules/*/kernel/drivers/watchdog/*' './lib/modules/*/kernel/drivers/mfd/*' \
+    './lib/modules/*/kernel/drivers/block/loop.ko' './lib/modules/*/kernel/crypto/crc32c_generic.ko' \
+    './lib/modules/*/kernel/lib/crc16.ko' './lib/modules/*/kernel/fs/*'
+  find lib -name '*.ko' -exec mv -t "$dir" {} +
+  # Unpacked once here and not at every boot by the emulated machine: half of its start. The kernel is moved last, for it
+  # says that all is there.
+  python3 - boot/vmlinuz-* <<'X'
+import lzma, sys
+image = open(sys.argv[1], 'rb').read()
+start = image.index(b'\xfd7zXZ\0')
+open('vmlinux', 'wb').write(lzma.LZMADecompressor().decompress(image[start:]))
+X
+  mv vmlinux "$dir"
+  cd "$dir"
+  rm -rf unpack
+}
+
+run() {
+  local kernel_dir=$1 work=$2 script=$3 root module file code=0
+  shift 3
+  local device=${DEVICE:-i6300esb} modules=() hardware=() time=(-icount "shift=${SHIFT:-1},sleep=off" -rtc 'clock=vm')
+  case $device in
+    i6300esb) modules=(watchdog i6300esb) hardware=(-device i6300esb) ;;
+    softdog) modules=(watchdog softdog) ;;
+    # Without noreboot=off QEMU's counts down, starts again, and never resets.
+    iTCO_wdt) modules=(watchdog iTCO_vendor_support mfd-core lpc_ich iTCO_wdt)
+      hardware=(-machine q35 -global ICH9-LPC.noreboot=off) ;;
+    ib700wdt) modules=(ib700wdt) hardware=(-device ib700) ;;
+    *) fail "no device $device" ;;
+  esac
+  local action=reset
+  [[ -z ${NEVER_FIRES:-} ]] || action=none
+  [[ -z ${REAL_TIME:-} ]] || time=()
+  mkdir -p "$work"
+  root=$work/root
+  mkdir "$root" "$root"/{bin,dev,proc,sys,run,tmp,var,etc,mnt}
+  for applet in $(/bin/busybox --list); do ln -sf busybox "$root/bin/$applet"; done
+  ln -sf ../proc/mounts "$root/etc/mtab"
+  rm -f "$root/bin/busybox"
+  cp /bin/busybox "$root/bin/"
+  if [[ -n ${FILESYSTEM:-} ]]; then
+    modules+=(loop crc16 crc32c_generic mbcache jbd2 ext4)
+    truncate -s 8M "$root/ext4.img"
+    mkfs.ext4 -q -O ^has_journal "$root/ext4.img"
+  fi
+  local insert=
+  for module in "${modules[@]}"; do
+    # Debian has mfd-core built in, for one.
+    [[ ! -e $kernel_dir/$module.ko ]] || { cp "$kernel_dir/$module.ko" "$root/"; insert+="insmod /$module.ko; "; }
+  done
+  for file in "$@"; do
+    case $file in
+      *.so | *.so.*) install -D "$file" "$root$file" ;;
+      *) cp "$file" "$root/bin/" ;;
+    esac
+  done
+  cp "$script" "$root/main"
+  cat >"$root/init" <<X
+#!/bin/busybox sh
+export PATH=/bin
+mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs dev /dev; mount -t tmpfs run /run; mount -t tmpfs tmp /tmp
+$insert
+ip link set lo up
+exec sh /main
+X
+  chmod +x "$root/init"
+  (cd "$root" && find . | cpio -o -H newc --quiet) >"$work/initramfs"
+  rm -rf "$root"
+  timeout "${LIMIT:-120}" qemu-system-x86_64 -accel tcg "${time[@]}" "${hardware[@]}" -m 256 -nographic -no-reboot \
+    -action "watchdog=${action}" -nic none -kernel "$kernel_dir/vmlinux" -initrd "$work/initramfs" \
+    -append "console=ttyS0 quiet panic=0 nokaslr mitigations=off tsc=reliable cryptomgr.notests" </dev/null || code=$?
+  rm -f "$work/initramfs"
+  [[ $code == 0 ]] || exit 1
+}
+
+case ${1:-} in
+  fetch) [[ $# == 2 ]] && fetch "$(mkdir -p "$2" && cd "$2" && pwd)" ;;
+  run) [[ $# -ge 4 ]] && run "${@:2}" ;;
+  *) sed -n '2,21p' "$0"; exit 2 ;;
+esac
