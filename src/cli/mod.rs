@@ -4,6 +4,7 @@ pub mod check_config;
 pub mod controller;
 pub mod doctor;
 pub mod fence;
+pub mod flush;
 pub mod guard;
 pub mod lease;
 pub mod migrate;
@@ -40,6 +41,8 @@ enum Command {
     Fence(fence::Fence),
     Unfence(fence::Unfence),
     Node(node::Node),
+    #[command(hide = true)]
+    Flush(flush::Flush),
     /// Be libvirt's qemu hook: NAME OPERATION SUB-OPERATION EXTRA, the domain's XML on stdin.
     Hook {
         /// libvirt's four arguments.
@@ -74,6 +77,7 @@ pub fn main() -> ExitCode {
         Command::Fence(args) => return fence::run(args, &mut Terminal::stdio()).into(),
         Command::Unfence(args) => return fence::run_unfence(args, &mut Terminal::stdio()).into(),
         Command::Node(args) => return node::run(args, &mut Terminal::stdio()).into(),
+        Command::Flush(args) => return flush::run(args, &mut Terminal::stdio()).into(),
         Command::Hook { arguments } => return hook::run(arguments),
     };
     let done = done.and_then(|code| out.flush().map(|()| code));
