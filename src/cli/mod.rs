@@ -5,6 +5,7 @@ pub mod controller;
 pub mod doctor;
 pub mod drain;
 pub mod fence;
+pub mod flush;
 pub mod guard;
 pub mod lease;
 pub mod migrate;
@@ -43,6 +44,8 @@ enum Command {
     Node(node::Node),
     Drain(drain::Drain),
     Undrain(drain::Undrain),
+    #[command(hide = true)]
+    Flush(flush::Flush),
     /// Be libvirt's qemu hook: NAME OPERATION SUB-OPERATION EXTRA, the domain's XML on stdin.
     Hook {
         /// libvirt's four arguments.
@@ -79,6 +82,7 @@ pub fn main() -> ExitCode {
         Command::Node(args) => return node::run(args, &mut Terminal::stdio()).into(),
         Command::Drain(args) => return drain::run(args, &mut Terminal::stdio(), io::stdin().lock()).into(),
         Command::Undrain(args) => return drain::run_undrain(args, &mut Terminal::stdio()).into(),
+        Command::Flush(args) => return flush::run(args, &mut Terminal::stdio()).into(),
         Command::Hook { arguments } => return hook::run(arguments),
     };
     let done = done.and_then(|code| out.flush().map(|()| code));

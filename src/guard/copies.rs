@@ -8,8 +8,8 @@ use crate::node::cgroup::DomainCgroup;
 use crate::node::domains::DomainProcess;
 use crate::node::files::{self, Durability};
 use crate::node::gone::{self, Gone, NotGone};
-use crate::node::traces::Traces;
-use crate::node::{late_writes, stuck};
+use crate::node::traces::{FileId, Traces};
+use crate::node::{flush, late_writes, stuck};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -91,8 +91,8 @@ impl Known {
     pub fn prove_gone(&self) -> Result<Gone, NotGone> {
         let noted = lock(&self.noted).clone();
         gone::check_dead(&self.process, &noted.traces)?;
-        noted.flush_all_if_in_part(&self.progress);
-        gone::prove_gone_telling(&self.process, &noted.traces, flushing(&self.progress))
+        noted.flush_all_if_in_part(&self.progress).map_err(unflushed)?;
+        gone::prove_gone_by(&self.process, &noted.traces, flushing(&self.progress))
     }
 
     /// In which ways its writes could arrive after its death.
@@ -133,12 +133,12 @@ impl Known {
 }
 
 impl Noted {
-    fn flush_all_if_in_part(&self, progress: &Progress) {
-        if self.in_part {
-            progress.flushes("everything of this host (not all that it had open is known)".into());
-            // What it held open is not all known, so everything of this host is written back.
-            nix::unistd::sync();
+    fn flush_all_if_in_part(&self, progress: &Progress) -> io::Result<()> {
+        if !self.in_part {
+            return Ok(());
         }
+        progress.flushes("everything of this host (not all that it had open is known)".into());
+        flush::in_a_child(None)
     }
 }
 
@@ -159,8 +159,10 @@ impl Ended {
     /// The proof of rule 7 for a process that ended while no guard ran; it may block as [`Known::prove_gone`].
     pub fn prove_gone(&self) -> Result<Gone, NotGone> {
         let Note { domain, process, cgroup, noted } = &self.note;
-        noted.flush_all_if_in_part(&self.progress);
-        let proof = gone::prove_ended(*domain, *process, cgroup, &noted.traces, flushing(&self.progress));
+        let proof = noted
+            .flush_all_if_in_part(&self.progress)
+            .map_err(unflushed)
+            .and_then(|()| gone::prove_ended(*domain, *process, cgroup, &noted.traces, flushing(&self.progress)));
         if let Err(refused) = &proof {
             self.progress.failed(refused);
         }
@@ -168,9 +170,16 @@ impl Ended {
     }
 }
 
-/// Keeps what is being written back.
-fn flushing(progress: &Progress) -> impl FnMut(&Path) {
-    |path| progress.flushes(path.display().to_string())
+/// Writes back, and keeps what is being written back.
+fn flushing(progress: &Progress) -> impl FnMut(FileId, &Path) -> io::Result<()> {
+    |id, path| {
+        progress.flushes(path.display().to_string());
+        flush::in_a_child(Some((id, path)))
+    }
+}
+
+fn unflushed(cause: io::Error) -> NotGone {
+    NotGone::Unknown { what: "everything of this host on its storage", cause }
 }
 
 impl Copies {

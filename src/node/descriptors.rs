@@ -7,7 +7,7 @@ use super::traces::FileId;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 /// One of a process's descriptors.
@@ -56,6 +56,11 @@ pub(super) struct Writable {
 }
 
 impl Descriptor {
+    /// Whether it is an io_uring. QEMU makes one for disks with `aio=io_uring`, and (as of 7.2) for nothing else.
+    pub fn is_io_uring(&self) -> bool {
+        self.target == Path::new("anon_inode:[io_uring]")
+    }
+
     /// The inode of a socket.
     pub fn socket(&self) -> Option<u64> {
         self.target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()

@@ -6,6 +6,7 @@ use nix::sys::stat::{major, minor};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::{fmt, io};
 
 /// Data of the dead that is still in the page cache, and may be written at any time until it is not.
@@ -27,27 +28,52 @@ impl std::error::Error for FlushError {
     }
 }
 
-/// Writes back every buffered file of the traces, all of them even if one fails; each is told before. **May block for ever** on storage that is
-/// gone: give it a thread.
+/// Writes back every buffered file of the traces by `write_back` ([`here`] or [`in_a_child`]), all of them even if one
+/// fails. **May block for ever** on storage that is gone: give it a thread.
+///
+/// # Errors
+/// The first file that could not be written back.
+pub fn flush(traces: &Traces, mut write_back: impl FnMut(FileId, &Path) -> io::Result<()>) -> Result<(), FlushError> {
+    let mut first_error = Ok(());
+    for (&id, path) in &traces.files {
+        if let Err(cause) = write_back(id, path) {
+            first_error = first_error.and(Err(FlushError { path: path.clone(), cause }));
+        }
+    }
+    first_error
+}
+
+/// By a child of this very program (`leasehold flush`): a thread that waits for storage that is gone is in state D, and
+/// with one of those in it no signal would end this process, and no other could take its place. `None`: everything that
+/// this host has to write back.
+///
+/// # Errors
+/// The child's, as it tells them, or it could not be started.
+pub fn in_a_child(file: Option<(FileId, &Path)>) -> io::Result<()> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("flush");
+    if let Some((id, path)) = file {
+        command.arg(serde_json::to_string(&id)?).arg(path);
+    }
+    let done = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).output()?;
+    match done.status.success() {
+        true => Ok(()),
+        false => Err(io::Error::other(String::from_utf8_lossy(&done.stderr).trim().to_owned())),
+    }
+}
+
+/// In this thread.
 ///
 /// A file that is no longer where it was is written back with its whole file system, a removed file or an unmounted file
 /// system has nothing left: the kernel writes back when it unmounts.
 ///
 /// # Errors
-/// The first file that could not be written back.
-pub fn flush(traces: &Traces, mut tell: impl FnMut(&Path)) -> Result<(), FlushError> {
-    let mut first_error = Ok(());
-    for (&id, path) in &traces.files {
-        tell(path);
-        let flushed = match id {
-            FileId::File { device, .. } => flush_file(id, device, path),
-            FileId::BlockDevice(number) => flush_block_device(id, number, path),
-        };
-        if let Err(cause) = flushed {
-            first_error = first_error.and(Err(FlushError { path: path.clone(), cause }));
-        }
+/// It cannot be opened, read or written back.
+pub fn here(id: FileId, path: &Path) -> io::Result<()> {
+    match id {
+        FileId::File { device, .. } => flush_file(id, device, path),
+        FileId::BlockDevice(number) => flush_block_device(id, number, path),
     }
-    first_error
 }
 
 fn flush_file(id: FileId, device: u64, path: &Path) -> io::Result<()> {
@@ -133,14 +159,14 @@ mod tests {
         fs::write(&path, [0xaa; 4096]).unwrap();
         let _open = OpenOptions::new().write(true).open(&path).unwrap();
         let traces = traces_with(&path);
-        flush(&traces, |_| {}).unwrap();
+        flush(&traces, here).unwrap();
         fs::rename(&path, dir.path().join("renamed")).unwrap();
-        flush(&traces, |_| {}).unwrap();
+        flush(&traces, here).unwrap();
         // A pipe in its place: opening it would block.
         nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
-        flush(&traces, |_| {}).unwrap();
+        flush(&traces, here).unwrap();
         fs::remove_dir_all(dir.path().join("sub")).unwrap();
-        flush(&traces, |_| {}).unwrap();
+        flush(&traces, here).unwrap();
     }
 
     #[test]
@@ -150,7 +176,7 @@ mod tests {
             files: [(FileId::BlockDevice(number), PathBuf::from("/dev/nonexistent"))].into(),
             ..Traces::default()
         };
-        flush(&traces, |_| {}).unwrap();
+        flush(&traces, here).unwrap();
     }
 
     #[test]

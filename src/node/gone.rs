@@ -2,10 +2,11 @@
 
 use super::cgroup::{DomainCgroup, Member};
 use super::domains::DomainProcess;
+use super::flush::{self, FlushError, flush};
 use super::process;
 use super::stuck::{StuckThread, stuck_threads};
 use super::tcp_table::Connection;
-use super::traces::{FlushError, Traces, end_noted, flush, orphans, under_way};
+use super::traces::{FileId, Traces, end_noted, orphans, under_way};
 use crate::lease::id::{DomainId, ProcessKey};
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
@@ -144,8 +145,8 @@ fn check_left(cgroup: &DomainCgroup, traces: &Traces) -> Result<(), NotGone> {
     if held.is_empty() { Ok(()) } else { Err(NotGone::UnderWay(held)) }
 }
 
-/// The whole proof for a process that ended while nobody held it, from what was noted before. May block as
-/// [`prove_gone`] does, and tells each file before.
+/// The whole proof for a process that ended while nobody held it, from what was noted before. What it left in the page
+/// cache is written back by `write_back`.
 ///
 /// # Errors
 /// The first proof that fails.
@@ -154,13 +155,13 @@ pub fn prove_ended(
     process: ProcessKey,
     cgroup: &DomainCgroup,
     traces: &Traces,
-    tell: impl FnMut(&Path),
+    write_back: impl FnMut(FileId, &Path) -> io::Result<()>,
 ) -> Result<Gone, NotGone> {
     if process::exists(process) {
         return Err(NotGone::Alive { pid: process.pid, stuck: Vec::new() });
     }
     check_left(cgroup, traces)?;
-    flush(traces, tell).map_err(NotGone::Unflushed)?;
+    flush(traces, write_back).map_err(NotGone::Unflushed)?;
     Ok(Gone { process, domain })
 }
 
@@ -172,16 +173,20 @@ pub fn prove_ended(
 /// # Errors
 /// The first proof that fails.
 pub fn prove_gone(domain: &DomainProcess, traces: &Traces) -> Result<Gone, NotGone> {
-    prove_gone_telling(domain, traces, |_| {})
+    prove_gone_by(domain, traces, flush::here)
 }
 
-/// As [`prove_gone`]; each file is told before it is written back, so that somebody knows which one hangs.
+/// As [`prove_gone`], with another way to write a file back.
 ///
 /// # Errors
 /// The first proof that fails.
-pub fn prove_gone_telling(domain: &DomainProcess, traces: &Traces, tell: impl FnMut(&Path)) -> Result<Gone, NotGone> {
+pub fn prove_gone_by(
+    domain: &DomainProcess,
+    traces: &Traces,
+    write_back: impl FnMut(FileId, &Path) -> io::Result<()>,
+) -> Result<Gone, NotGone> {
     check_dead(domain, traces)?;
-    flush(traces, tell).map_err(NotGone::Unflushed)?;
+    flush(traces, write_back).map_err(NotGone::Unflushed)?;
     Ok(Gone { process: domain.process.key(), domain: domain.domain })
 }
 

@@ -36,7 +36,7 @@ pub fn of(domain: &DomainProcess, traces: &Traces) -> io::Result<BTreeSet<LateWr
 
 fn look(process: &Process, found: &mut BTreeSet<LateWrite>) -> io::Result<()> {
     let descriptors = descriptors::of(process)?;
-    let rings = descriptors.iter().any(|descriptor| descriptor.target == Path::new("anon_inode:[io_uring]"));
+    let rings = descriptors.iter().any(Descriptor::is_io_uring);
     let mounts = match mounts::of(process.pid()) {
         // It has ended.
         Err(error) if is_vanished(&error) || error.kind() == io::ErrorKind::InvalidInput => return Ok(()),

@@ -29,7 +29,7 @@ mod descriptors;
 pub mod domains;
 pub mod features;
 pub mod files;
-mod flush;
+pub mod flush;
 pub mod gone;
 pub mod hook_audit;
 mod hook_files;

@@ -22,8 +22,6 @@ use std::os::fd::RawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-pub use super::flush::{FlushError, flush};
-
 /// What a file is, whatever it is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum FileId {
@@ -59,7 +57,8 @@ pub struct Traces {
     #[serde(with = "pairs")]
     pub(super) files: BTreeMap<FileId, PathBuf>,
     pub(super) connections: BTreeSet<Connection>,
-    /// Open for writing and locked, so that the kernel's table of locks tells when the last request is done.
+    /// Open for writing and locked by a process with an io_uring, so that the kernel's table of locks tells when the last
+    /// request is done.
     #[serde(default, with = "pairs")]
     pub(super) locked: BTreeMap<LockedFile, PathBuf>,
 }
@@ -92,7 +91,10 @@ impl Traces {
     pub fn of(process: &Process) -> io::Result<Traces> {
         let mut traces = Traces::default();
         let mut unopened = BTreeSet::new();
-        for descriptor in descriptors::of(process)? {
+        let descriptors = descriptors::of(process)?;
+        // Every other way to wait for a request keeps the process alive until that is done.
+        let rings = descriptors.iter().any(descriptors::Descriptor::is_io_uring);
+        for descriptor in descriptors {
             if let Some(inode) = descriptor.socket() {
                 match take_tcp(process, descriptor.number) {
                     Ok(Some(socket)) => traces.connections.extend(connection_of(&socket)),
@@ -106,7 +108,7 @@ impl Traces {
             } else if descriptor.target.is_absolute() {
                 match descriptor.writable() {
                     Err(error) if is_vanished(&error) => {}
-                    file => traces.note_file(process.pid(), file?, descriptor.target),
+                    file => traces.note_file(process.pid(), file?, rings, descriptor.target),
                 }
             }
         }
@@ -140,9 +142,9 @@ impl Traces {
         Ok(traces)
     }
 
-    fn note_file(&mut self, pid: i32, file: Option<Writable>, path: PathBuf) {
+    fn note_file(&mut self, pid: i32, file: Option<Writable>, rings: bool, path: PathBuf) {
         let Some(Writable { id, direct, mount, locked }) = file else { return };
-        if let Some(locked) = locked {
+        if let Some(locked) = locked.filter(|_| rings) {
             self.locked.insert(locked, path.clone());
         }
         if !direct || matches!(id, FileId::File { .. }) && is_served(pid, mount) {

@@ -61,9 +61,9 @@ fn helpers_that_outlive_qemu_are_gone_before_the_receipt(cgroups: &str) {
     let all = [swtpm, virtiofsd].concat();
     // Without a cpu or a cpuset controller libvirt leaves them in its own cgroup (qemuSetupCgroupForExtDevices), and on
     // a machine whose controllers are in v1 a v2 tree has none: then they are put where they would be.
-    let own = own_cgroup(node.host.qemu(&domain).expect("it runs"));
+    let qemu = node.host.qemu(&domain).expect("it runs");
     for pid in all.iter().filter(|pid| cgroups == "v2" && !text(**pid, "cgroup").contains(".libvirt-qemu")) {
-        std::fs::write(own.join("cgroup.procs"), pid.to_string()).unwrap();
+        std::fs::write(own_cgroup(qemu).join("cgroup.procs"), pid.to_string()).unwrap();
     }
     node.host.hang_libvirtd();
     for pid in &all {

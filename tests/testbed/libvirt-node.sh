@@ -22,7 +22,7 @@ set -euo pipefail
 hierarchies() {
   # What a host that sees one v2 tree does not see is left alone: a v1 group would only take its real-time runtime away.
   local roots=(/sys/fs/cgroup/*/ /sys/fs/cgroup/)
-  [[ ${CGROUP:-v2} == hybrid ]] || roots=(/sys/fs/cgroup/unified/ /sys/fs/cgroup/)
+  [[ ${CGROUP:-v2} != v2 ]] || roots=(/sys/fs/cgroup/unified/ /sys/fs/cgroup/)
   # A machine with one v2 tree has ordinary groups directly below; only hierarchies' roots are wanted.
   for hierarchy in "${roots[@]}"; do
     [[ -e $hierarchy/cgroup.procs ]] || continue
