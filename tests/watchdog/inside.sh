@@ -57,6 +57,9 @@ X
 # guard [PREFIX...]: starts it, and waits for nothing.
 guard() { "$@" leasehold guard --config /etc/leasehold.toml & GUARD=$!; }
 
+# Dead when it returns: a second guard beside one that is still dying is refused.
+kill_guard() { kill -9 $GUARD; wait $GUARD; say killed; }
+
 field() { leasehold status --json | sed -n "s/^ *\"$1\": \"\{0,1\}\([^\",]*\).*/\1/p" | head -1; }
 is() { [ "$(field $1)" = "$2" ]; }
 state_is() { leasehold status --json | sed -n '/"watchdog": {/,/}/p' | grep -q "\"state\": \"$1\""; }
