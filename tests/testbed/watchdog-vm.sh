@@ -16,7 +16,7 @@
 #             clock (QEMU_CLOCK_VIRTUAL), so that instants within the machine are to be read on its own clock alone.
 # NEVER_FIRES=1 the device counts down and nothing comes of it, as under a hypervisor that was told to ignore it
 # SHIFT=      2^SHIFT ns of its time are one instruction (default 1)
-# LIMIT=      seconds of this machine's time after which it is given up (default 120)
+# LIMIT=      seconds of this machine's time after which it is given up (default 240)
 #
 # Exit status: 0 reset or switched off, 1 neither within LIMIT, 2 it could not be tried.
 # Needs the Debian packages qemu-system-x86, busybox-static, cpio, python3 and, for ext4, e2fsprogs.
@@ -101,7 +101,7 @@ X
   chmod +x "$root/init"
   (cd "$root" && find . | cpio -o -H newc --quiet) >"$work/initramfs"
   rm -rf "$root"
-  timeout "${LIMIT:-120}" qemu-system-x86_64 -accel tcg "${time[@]}" "${hardware[@]}" -m 768 -nographic -no-reboot \
+  timeout "${LIMIT:-240}" qemu-system-x86_64 -accel tcg "${time[@]}" "${hardware[@]}" -m 768 -nographic -no-reboot \
     -action "watchdog=${action}" -nic none -kernel "$kernel_dir/vmlinux" -initrd "$work/initramfs" \
     -append "console=ttyS0 quiet panic=0 nokaslr mitigations=off tsc=reliable cryptomgr.notests" </dev/null || code=$?
   rm -f "$work/initramfs"

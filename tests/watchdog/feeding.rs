@@ -51,23 +51,25 @@ fn longest_gap(script: &str, programs: &'static [&'static str], said: &str) -> O
 
 #[test]
 fn under_pressure_no_feed_is_more_than_50_ms_late() {
-    let Some(gap) = longest_gap("node\npressure\nover", &[], "fed under the permit alone") else { return };
+    // Started as what is to wait its turn, it goes ahead all the same. Without that it is starved until it is reset.
+    let script = "PREFIX='nice -n 19'\nnode\npressure\nover";
+    let Some(gap) = longest_gap(script, &["/usr/bin/nice"], "fed under the permit alone") else { return };
     let _ = writeln!(std::io::stderr(), "measured: longest time between two feeds under pressure: {gap} ms");
     let period = millis(Profile::Fast.timing().feed());
     assert!((period..=period + 50).contains(&gap), "{gap} ms");
 }
 
 #[test]
-fn without_the_right_to_real_time_feeds_come_late_and_in_time() {
+fn without_the_right_to_go_ahead_feeds_come_late_and_in_time() {
+    // The path: busybox has a setpriv of its own, which knows no bounding set.
     let script = "
-guard() { /bin/setpriv --bounding-set -sys_nice --inh-caps -sys_nice leasehold guard --config /etc/leasehold.toml & GUARD=$!; }
+PREFIX='/bin/setpriv --bounding-set -sys_nice --inh-caps -sys_nice'
 node
 pressure
 over
 ";
-    let Some(gap) = longest_gap(script, &["/usr/bin/setpriv"], "may not run ahead of this host's guests") else {
-        return;
-    };
+    let refused = "may not run ahead of this host's guests";
+    let Some(gap) = longest_gap(script, &["/usr/bin/nice", "/usr/bin/setpriv"], refused) else { return };
     let _ = writeln!(std::io::stderr(), "measured: the same without CAP_SYS_NICE: {gap} ms");
     assert!(gap < millis(Profile::Fast.timing().watchdog), "{gap} ms");
 }
