@@ -99,13 +99,13 @@ impl fmt::Display for ArmError {
 /// How long this device really takes from its last feed to the reset, if it is known or was measured to need another
 /// time than it reads back (docs/watchdog.md). iTCO_wdt: its counter runs twice. ib700: even seconds, rounded up.
 /// i6300ESB: its driver takes 1024 ticks for a second (drivers/watchdog/i6300esb.c, `esb_timer_set_heartbeat`), and a tick
-/// is 2^15 clocks of a 33 MHz bus: 1.7 % longer.
+/// is 2^15 clocks of a 33 MHz bus: 1.7 % longer. In whole milliseconds, rounded up: bounds are stated in them.
 pub fn time_to_reset(identity: &str, seconds: u32, measured: Option<Duration>) -> Duration {
     let seconds = Duration::from_secs(seconds.into());
     let known = match identity {
         "iTCO_wdt" => seconds * 2,
         "IB700 WDT" => Duration::from_secs(seconds.as_secs().next_multiple_of(2)),
-        "i6300ESB timer" => seconds * (1024 << 15) / 33_000_000,
+        "i6300ESB timer" => Duration::from_millis((seconds.as_secs() * (1024 << 15)).div_ceil(33_000)),
         _ => seconds,
     };
     known.max(measured.unwrap_or_default())
@@ -242,7 +242,7 @@ mod tests {
     fn devices_known_to_need_longer_count_as_longer_and_a_measured_time_counts_if_it_is_longer_still() {
         let secs = Duration::from_secs;
         assert_eq!(time_to_reset("Software Watchdog", 10, None), secs(10));
-        assert_eq!(time_to_reset("i6300ESB timer", 10, None).as_millis(), 10_168);
+        assert_eq!(time_to_reset("i6300ESB timer", 10, None).as_nanos(), 10_169_000_000);
         assert_eq!(time_to_reset("iTCO_wdt", 10, None), secs(20));
         assert_eq!(time_to_reset("IB700 WDT", 9, None), secs(10));
         assert_eq!(time_to_reset("iTCO_wdt", 10, Some(secs(19))), secs(20));

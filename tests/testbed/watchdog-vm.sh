@@ -16,7 +16,7 @@
 #             clock (QEMU_CLOCK_VIRTUAL), so that instants within the machine are to be read on its own clock alone.
 # NEVER_FIRES=1 the device counts down and nothing comes of it, as under a hypervisor that was told to ignore it
 # SHIFT=      2^SHIFT ns of its time are one instruction (default 1)
-# LIMIT=      seconds of this machine's time after which it is given up (default 120)
+# LIMIT=      seconds of this machine's time after which it is given up (default 240)
 #
 # Exit status: 0 reset or switched off, 1 neither within LIMIT, 2 it could not be tried.
 # Needs the Debian packages qemu-system-x86, busybox-static, cpio, python3 and, for ext4, e2fsprogs.
@@ -57,7 +57,7 @@ run() {
     i6300esb) modules=(watchdog i6300esb) hardware=(-device i6300esb) ;;
     softdog) modules=(watchdog softdog) ;;
     # Without noreboot=off QEMU's counts down, starts again, and never resets.
-    iTCO_wdt) modules=(watchdog iTCO_vendor_support mfd-core lpc_ich iTCO_wdt)
+    iTCO_wdt) modules=(watchdog iTCO_vendor_support intel_pmc_bxt lpc_ich iTCO_wdt)
       hardware=(-machine q35 -global ICH9-LPC.noreboot=off) ;;
     ib700wdt) modules=(ib700wdt) hardware=(-device ib700) ;;
     *) fail "no device $device" ;;
@@ -79,13 +79,14 @@ run() {
   fi
   local insert=
   for module in "${modules[@]}"; do
-    # Debian has mfd-core built in, for one.
-    [[ ! -e $kernel_dir/$module.ko ]] || { cp "$kernel_dir/$module.ko" "$root/"; insert+="insmod /$module.ko; "; }
+    cp "$kernel_dir/$module.ko" "$root/"
+    insert+="insmod /$module.ko; "
   done
   for file in "$@"; do
     case $file in
       *.so | *.so.*) install -D "$file" "$root$file" ;;
-      *) cp "$file" "$root/bin/" ;;
+      # Some have the name of an applet, which is a link to busybox itself.
+      *) cp --remove-destination "$file" "$root/bin/" ;;
     esac
   done
   cp "$script" "$root/main"
@@ -100,7 +101,7 @@ X
   chmod +x "$root/init"
   (cd "$root" && find . | cpio -o -H newc --quiet) >"$work/initramfs"
   rm -rf "$root"
-  timeout "${LIMIT:-120}" qemu-system-x86_64 -accel tcg "${time[@]}" "${hardware[@]}" -m 256 -nographic -no-reboot \
+  timeout "${LIMIT:-240}" qemu-system-x86_64 -accel tcg "${time[@]}" "${hardware[@]}" -m 768 -nographic -no-reboot \
     -action "watchdog=${action}" -nic none -kernel "$kernel_dir/vmlinux" -initrd "$work/initramfs" \
     -append "console=ttyS0 quiet panic=0 nokaslr mitigations=off tsc=reliable cryptomgr.notests" </dev/null || code=$?
   rm -f "$work/initramfs"

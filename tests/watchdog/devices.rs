@@ -4,7 +4,7 @@ use crate::machine::{Device, Machine, PULSE, Profile};
 
 /// The guard's death closes the device, which is the last feed.
 fn fires_after_the_time_it_is_known_to_need(device: Device, profile: Profile) {
-    let machine = Machine { profile, ..Machine::new(device, "empty_node\nkill -9 $GUARD\nsay killed") };
+    let machine = Machine { profile, ..Machine::new(device, "empty_node\nkill_guard") };
     let Some(story) = machine.run() else { return };
     let fed = story.when("killed");
     let (reset, counted) = (story.reset(), fed + story.w());

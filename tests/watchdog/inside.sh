@@ -54,8 +54,11 @@ X
   [ $PROFILE = default ] || P=750 W=3000
 }
 
-# guard [PREFIX...]: starts it, and waits for nothing.
-guard() { "$@" leasehold guard --config /etc/leasehold.toml & GUARD=$!; }
+# Starts it, behind $PREFIX, and waits for nothing.
+guard() { $PREFIX leasehold guard --config /etc/leasehold.toml & GUARD=$!; }
+
+# Dead when it returns: a second guard beside one that is still dying is refused.
+kill_guard() { kill -9 $GUARD; wait $GUARD; say killed; }
 
 field() { leasehold status --json | sed -n "s/^ *\"$1\": \"\{0,1\}\([^\",]*\).*/\1/p" | head -1; }
 is() { [ "$(field $1)" = "$2" ]; }

@@ -109,7 +109,7 @@ fn killed(device: Device, script: &'static str) -> Option<(Story, u64, u64)> {
 }
 
 fn guard_killed_before_the_permits_end(device: Device) {
-    let script = "node\nfreeze\nlose_contact\nat $((E - P - 100))\nkill -9 $GUARD\nsay killed";
+    let script = "node\nfreeze\nlose_contact\nat $((E - P - 100))\nkill_guard";
     let Some((story, killed, last_feed)) = killed(device, script) else { return };
     assert!(killed < last_feed);
     // Its death is a close, and the close a feed.
@@ -117,20 +117,20 @@ fn guard_killed_before_the_permits_end(device: Device) {
 }
 
 fn guard_killed_at_the_permits_end(device: Device) {
-    let script = "node\nfreeze\nlose_contact\nat $((E - P))\nkill -9 $GUARD\nsay killed";
+    let script = "node\nfreeze\nlose_contact\nat $((E - P))\nkill_guard";
     let Some((story, _, last_feed)) = killed(device, script) else { return };
     story.assert_reset(last_feed + story.least() - PULSE..story.number("E") + story.w());
 }
 
 fn guard_killed_at_e(device: Device) {
-    let script = "node\nfreeze\nlose_contact\nat $E\nkill -9 $GUARD\nsay killed";
+    let script = "node\nfreeze\nlose_contact\nat $E\nkill_guard";
     let Some((story, _, last_feed)) = killed(device, script) else { return };
     // It had let the device go before: its death feeds nothing.
     story.assert_reset(last_feed + story.least()..last_feed + story.w());
 }
 
 fn guard_killed_after_e(device: Device) {
-    let script = "node\nfreeze\nlose_contact\nat $((E + 1000))\nkill -9 $GUARD\nsay killed";
+    let script = "node\nfreeze\nlose_contact\nat $((E + 1000))\nkill_guard";
     let Some((story, _, last_feed)) = killed(device, script) else { return };
     story.assert_reset(last_feed + story.least()..last_feed + story.w());
 }
@@ -145,7 +145,7 @@ fn guard_stopped_before_the_permits_end(device: Device) {
 
 /// The double fault of rule 5 without an fd store: one more W, and no more.
 fn guard_stopped_then_killed(device: Device) {
-    let script = "node\nlose_contact\nat $((E - P - 100))\nkill -STOP $GUARD\nat $((E - 2 * P - 200 + W))\nkill -9 $GUARD\nsay killed";
+    let script = "node\nlose_contact\nat $((E - P - 100))\nkill -STOP $GUARD\nat $((E - 2 * P - 200 + W))\nkill_guard";
     let Some(story) = Machine::new(device, script).run() else { return };
     let killed = story.when("killed");
     story.assert_reset(killed + story.least()..story.number("E") + 2 * story.w());
@@ -183,8 +183,7 @@ fn guard_restarted_within_the_permit(device: Device) {
 node
 lose_contact
 at $((E - 1500))
-kill -9 $GUARD
-say killed
+kill_guard
 kill -CONT $AUTHORITY
 guard
 until_ok held
@@ -205,7 +204,7 @@ fn guard_restarted_after_the_permit_and_all_gone(device: Device) {
 node
 lose_contact
 at $((E - P - 100))
-kill -9 $GUARD
+kill_guard
 at $((E + 500))
 guard
 say restarted
@@ -222,13 +221,13 @@ over
 }
 
 fn guard_restarted_after_the_permit_and_unkillable(device: Device) {
-    let script = "node\nfreeze\nlose_contact\nat $((E - P - 100))\nkill -9 $GUARD\nsay killed\nat $((E + 500))\nguard";
+    let script = "node\nfreeze\nlose_contact\nat $((E - P - 100))\nkill_guard\nat $((E + 500))\nguard";
     let Some((story, killed, last_feed)) = killed(device, script) else { return };
     story.assert_reset(killed + story.least()..last_feed + story.w());
 }
 
 fn guard_killed_with_nothing_enforced(device: Device) {
-    let Some(story) = Machine::new(device, "empty_node\nkill -9 $GUARD\nsay killed").run() else { return };
+    let Some(story) = Machine::new(device, "empty_node\nkill_guard").run() else { return };
     let killed = story.when("killed");
     story.assert_reset(killed + story.least()..killed + story.w());
 }

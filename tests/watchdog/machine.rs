@@ -199,7 +199,7 @@ impl Story {
         let _ = writeln!(std::io::stderr(), "measured: {row}");
     }
 
-    /// Everything it told but its pulse.
+    /// Everything it told, and its last pulse.
     pub fn console(&self) -> String {
         told(&self.console)
     }
@@ -209,8 +209,11 @@ pub fn millis(span: Duration) -> u64 {
     span.as_millis() as u64
 }
 
+/// Without its pulse, but for the last.
 fn told(console: &str) -> String {
-    console.lines().filter(|line| !line.trim_end().ends_with(" alive")).collect::<Vec<_>>().join("\n")
+    let (pulse, mut told): (Vec<_>, Vec<_>) = console.lines().partition(|line| line.trim_end().ends_with(" alive"));
+    told.extend(pulse.last());
+    told.join("\n")
 }
 
 fn testbed() -> PathBuf {
