@@ -152,7 +152,11 @@ fn start(config: &Config) -> Result<Never, String> {
         hands.faults.push(fault);
     }
 
-    let guard = Guard::new(config.policy(), incarnation, memory);
+    let mut policy = config.policy();
+    if let (Some(_), Memory::Restored(ledger)) = (&hands.watchdog, &memory) {
+        policy.bound = ledger.promised(&policy.timing);
+    }
+    let guard = Guard::new(policy, incarnation, memory);
     self::core::run(guard, inputs, &hands, &timer, &permit);
     Err("the core thread ended".into())
 }
