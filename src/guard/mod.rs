@@ -39,6 +39,7 @@ use crate::lease::event::{Event, Severity};
 use crate::lease::guard::{Guard, Memory};
 use crate::lease::id::BootId;
 use crate::lease::ledger::{Ledger, Recovered};
+use crate::lease::policy::Unkillable;
 use crate::local::{self, HookSettings};
 use crate::node::clock::BootTimer;
 use crate::node::files::{self, Durability};
@@ -172,7 +173,11 @@ fn start(config: &Config) -> Result<Never, String> {
         hands.faults.push(fault);
     }
 
-    let guard = Guard::new(config.policy(), incarnation, memory);
+    let mut policy = config.policy();
+    if let (Some(_), Memory::Restored(ledger)) = (&hands.watchdog, &memory) {
+        policy.bound = ledger.promised(&policy.timing).filter(|_| policy.unkillable == Unkillable::Reset);
+    }
+    let guard = Guard::new(policy, incarnation, memory);
     self::core::run(guard, inputs, &hands, &timer, &permit);
     Err("the core thread ended".into())
 }

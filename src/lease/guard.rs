@@ -7,7 +7,7 @@
 
 use super::event::{Action, CopyState, Event, HookCall, Notice, Question, Scan, SeenCopy, Severity};
 use super::id::{BootId, DomainId, Epoch, Incarnation, ProcessKey, QuestionNumber};
-use super::ledger::{Arriving, Copy, Entry, Ledger, Stage, label};
+use super::ledger::{Arriving, Copy, Entry, Ledger, Promise, Stage, label};
 use super::policy::{Lapse, Policy, Unkillable};
 use super::time::BootTime;
 use crate::protocol::{MAX_DOMAINS, Receipt};
@@ -160,6 +160,7 @@ impl Guard {
                 let bound = bound.filter(|_| self.policy.unkillable == Unkillable::Reset);
                 self.ask_soon |= self.policy.bound != bound;
                 self.policy.bound = bound;
+                self.ledger.promise = bound.map(|bound| Promise::new(bound, &self.policy.timing));
             }
             Event::Drain(wanted) => self.drain(now, wanted),
             Event::StartsInFlight { asked, domains } => self.starts_in_flight(asked, &domains),

@@ -199,6 +199,26 @@ over
     assert!(story.when("armed again") < story.when("killed") + story.w());
 }
 
+/// A restarted guard asks before its device is armed again. A question without a bound would count at once, and the bound
+/// only when all that was answered meanwhile has ended: for more than a minute only receipts would free anything.
+#[test]
+fn guard_restarted_and_the_bound_it_promised_is_still_counted_with() {
+    let script = r#"
+bounded() { leasehold node list --json $CONTROL | grep -q '"bound_ms": *[0-9]'; }
+node
+pause 70000
+until_ok bounded
+kill_guard
+guard
+until_ok state_is armed
+bounded && say bounded
+over
+"#;
+    let Some(story) = Machine::new(Device::I6300esb, script).run() else { return };
+    story.assert_not_reset();
+    story.when("bounded");
+}
+
 fn guard_restarted_after_the_permit_and_all_gone(device: Device) {
     let script = "
 node

@@ -88,3 +88,18 @@ fn what_cannot_be_killed_resets_the_host_or_is_reported_for_as_long_as_contact_l
         assert!(node.guard.permit() <= node.now, "without contact nobody hears that it lives: {unkillable:?}");
     }
 }
+
+#[test]
+fn a_bound_outlives_the_guard_that_promised_it_but_not_its_timeline() {
+    let mut node = Node::new();
+    let bound = Duration::from_secs(26);
+    node.step(Event::Watchdog { bound: Some(bound) });
+    let bytes = node.guard.ledger().to_bytes();
+    let Recovered::Restored(ledger) = Ledger::recover(&bytes, BOOT) else { panic!("it is of this boot") };
+    assert_eq!(ledger.promised(&policy().timing), Some(bound));
+    let slower = Timing { ttl: Duration::from_secs(16), ..policy().timing };
+    assert_eq!(ledger.promised(&slower), None);
+    // What the device turned out not to be good for is promised by nobody any more.
+    node.step(Event::Watchdog { bound: None });
+    assert_eq!(node.guard.ledger().promised(&policy().timing), None);
+}
