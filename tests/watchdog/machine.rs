@@ -188,14 +188,15 @@ impl Story {
     /// The row of docs/watchdog.md.
     fn note(&self, reset: Option<(u64, u64)>) {
         let thread = std::thread::current();
-        let rung = thread.name().unwrap_or_default().replace("::", ": ").replace('_', " ");
+        let rung = thread.name().unwrap_or_default().rsplit("::").next().unwrap_or_default().replace('_', " ");
         let seconds = |at: u64| format!("{}.{:02}", at / 1000, at % 1000 / 10);
         let find = |words: &str| {
             let found = self.said().find_map(|(_, said)| said.strip_prefix(words)?.strip_prefix(' ')?.parse().ok());
             found.map_or("-".to_owned(), seconds)
         };
         let (at, limit) = reset.map_or(("never".into(), "-".into()), |(at, by)| (seconds(at), seconds(by)));
-        let row = format!("| {rung} | {} | {} | {at} | {limit} |", find("E-P"), find("E"));
+        let row =
+            format!("| {rung} | {} | {} | {} | {at} | {limit} |", self.machine.device.driver(), find("E-P"), find("E"));
         let _ = writeln!(std::io::stderr(), "measured: {row}");
     }
 
