@@ -202,11 +202,10 @@ pub fn orphans(traces: &Traces) -> io::Result<Vec<Connection>> {
     }
     let far: BTreeSet<_> = traces.connections.iter().map(|connection| connection.ends().1).collect();
     let table = tcp_table::read(Path::new("/proc/self/net"))?;
-    Ok(table
-        .into_iter()
-        .filter(|row| row.is_orphan_with_data() && far.contains(&row.connection.ends().1))
-        .map(|row| row.connection)
-        .collect())
+    let orphans = table.into_iter().filter(|row| row.is_orphan_with_data() && far.contains(&row.connection.ends().1));
+    // The table is read in pieces while it changes, and may show one connection twice.
+    let orphans: BTreeSet<Connection> = orphans.map(|row| row.connection).collect();
+    Ok(orphans.into_iter().collect())
 }
 
 /// Files of the dead that the kernel still holds open for them: requests are under way.
