@@ -1,8 +1,9 @@
 //! How an answer is folded into the ledger: rules 1 to 3.
 
 use super::event::{CopyState, DenialReason, Severity};
-use super::guard::{Asked, Guard};
+use super::guard::Guard;
 use super::ledger::{Arriving, AuthorityClock, Right, Seal, Stage, label};
+use super::questions::Asked;
 use super::time::BootTime;
 use crate::protocol::{ClaimEntry, ClaimKind, MAX_DOMAINS, RenewAnswer, VERSION};
 use std::time::Duration;

@@ -5,23 +5,20 @@
 //! [`Turn::ledger_changed`] is set, `Ask` and `Reply` may leave only after the ledger is written; `Kill` and
 //! `Destroy` never wait for anything (rule 6).
 
-use super::event::{Action, CopyState, Event, HookCall, Notice, Question, Scan, SeenCopy, Severity};
+use super::event::{Action, CopyState, Event, HookCall, Notice, Scan, SeenCopy, Severity};
 use super::id::{BootId, DomainId, Epoch, Incarnation, ProcessKey, QuestionNumber};
 use super::ledger::{Arriving, Copy, Entry, Ledger, Promise, Stage, label};
 use super::policy::{Lapse, Policy, Unkillable};
+use super::questions::{Asked, LEAST_GAP};
 use super::time::BootTime;
-use crate::protocol::{MAX_DOMAINS, Receipt};
+use crate::protocol::MAX_DOMAINS;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Two questions are at least this far apart, so that no hint can make a guard flood its authority.
-const LEAST_GAP: Duration = Duration::from_millis(10);
 /// A start that has shown no process for this long is asked about at libvirt.
 const LONG_START: Duration = Duration::from_secs(20);
 /// Process start times are kept in ticks of 10 ms and rounded down (proc_pid_stat(5), field 22).
 const START_TICK: Duration = Duration::from_millis(20);
-/// Questions whose answers may still come in.
-const MOST_IN_FLIGHT: usize = 8;
 
 /// The state of one guard process.
 pub struct Guard {
@@ -40,12 +37,12 @@ pub struct Guard {
     /// Why the authority does not believe that this is the one node of its name, since the last answer.
     pub(super) conflict: Option<String>,
     pub(super) hooks: Vec<WaitingHook>,
-    next_question: QuestionNumber,
-    last_asked: Option<BootTime>,
-    ask_soon: bool,
-    hinted: BTreeSet<DomainId>,
-    announced: BTreeSet<(DomainId, Epoch)>,
-    scanned: BootTime,
+    pub(super) next_question: QuestionNumber,
+    pub(super) last_asked: Option<BootTime>,
+    pub(super) ask_soon: bool,
+    pub(super) hinted: BTreeSet<DomainId>,
+    pub(super) announced: BTreeSet<(DomainId, Epoch)>,
+    pub(super) scanned: BootTime,
     scan_due: bool,
     starts_asked: Option<BootTime>,
     /// The first turn. How a start went that an earlier guard let through, only libvirt and a scan can say.
@@ -61,15 +58,6 @@ pub(super) enum Amnesia {
     Fresh,
     /// libvirt had no start in flight at this instant.
     QuietSince(BootTime),
-}
-
-/// A question whose answer has not come in.
-#[derive(Debug)]
-pub(super) struct Asked {
-    pub(super) sent: BootTime,
-    pub(super) named: BTreeSet<DomainId>,
-    pub(super) receipts: Vec<Receipt>,
-    timeout: Duration,
 }
 
 /// A hook that waits for its verdict.
@@ -337,89 +325,12 @@ impl Guard {
         }
     }
 
-    // --- questions ----------------------------------------------------------------------------------------------
-
-    /// Says that a question should not wait for its turn.
-    pub(super) fn ask_soon(&mut self) {
-        self.ask_soon = true;
-    }
-
-    /// Says that the next question names this domain, and should not wait for its turn.
-    pub(super) fn name_soon(&mut self, domain: DomainId) {
-        self.hinted.insert(domain);
-        self.ask_soon = true;
-    }
-
     /// Says that a scan should not wait for its turn.
     pub(super) fn scan_soon(&mut self) {
         self.scan_due = true;
     }
 
-    /// The number of the next question to be asked.
-    pub(super) fn next_question(&self) -> QuestionNumber {
-        self.next_question
-    }
-
-    fn unanswered(&mut self, question: QuestionNumber, why: String) {
-        if let Some(asked) = self.asked.remove(&question) {
-            self.hinted.extend(asked.named.into_iter().filter(|id| !self.ledger.domains.contains_key(id)));
-            if self.failed.as_ref().is_none_or(|(last, _)| *last < question) {
-                self.failed = Some((question, why));
-            }
-        }
-    }
-
-    fn give_up_overdue_questions(&mut self, now: BootTime) {
-        let overdue: Vec<_> =
-            self.asked.iter().filter(|(_, asked)| now >= asked.sent + asked.timeout).map(|(&n, _)| n).collect();
-        for question in overdue {
-            self.unanswered(question, "no answer in time".into());
-        }
-    }
-
-    fn ask_if_due(&mut self, now: BootTime) {
-        let receipts = self.receipts_due();
-        let news = receipts.iter().any(|r| !self.announced.contains(&(r.domain, r.epoch)));
-        self.ask_soon |= news;
-        let (gap, renew) = (LEAST_GAP, self.policy.timing.renew);
-        let regular = self.last_asked.is_none_or(|last| now >= last + renew);
-        let soon = self.ask_soon && self.asked.is_empty() && self.last_asked.is_none_or(|last| now >= last + gap);
-        if !(regular || soon) {
-            return;
-        }
-        let mut wanted: BTreeMap<DomainId, String> =
-            std::mem::take(&mut self.hinted).into_iter().map(|id| (id, String::new())).collect();
-        wanted.extend(self.hooks.iter().map(|hook| (hook.call.domain, hook.call.name.clone())));
-        // rule 2: only what was seen running or wanted before the question is sent
-        let here = self.ledger.domains.iter().filter(|(id, entry)| entry.is_here() || wanted.contains_key(id));
-        let mut domains: Vec<_> = here.map(|(&id, entry)| entry.named(id)).collect();
-        wanted.retain(|id, _| !self.ledger.domains.contains_key(id));
-        domains.extend(wanted.into_iter().map(|(id, name)| Entry { name, ..Entry::default() }.named(id)));
-        domains.truncate(MAX_DOMAINS);
-        let number = self.next_question;
-        self.next_question = QuestionNumber(number.0 + 1);
-        self.announced = receipts.iter().map(|r| (r.domain, r.epoch)).collect();
-        let named = domains.iter().map(|named| named.domain).collect();
-        let timeout = self.policy.timing.request_timeout();
-        self.asked.insert(number, Asked { sent: now, named, receipts: receipts.clone(), timeout });
-        while self.asked.len() > MOST_IN_FLIGHT {
-            self.asked.pop_first();
-        }
-        self.last_asked = Some(now);
-        self.ask_soon = false;
-        let bound = self.policy.bound;
-        self.actions.push(Action::Ask(Question { number, sent: now, bound, timeout, domains, receipts }));
-    }
-
-    fn receipts_due(&self) -> Vec<Receipt> {
-        // One without memory knows nothing. One that observes says what really ended, and its questions say that it
-        // promises nothing.
-        if self.amnesia.is_some() {
-            return Vec::new();
-        }
-        self.ledger.domains.iter().filter_map(|(&id, entry)| entry.receipt(id, self.scanned)).collect()
-    }
-
+    /// Says it to the operator.
     pub(super) fn tell(&mut self, severity: Severity, text: String) {
         self.actions.push(Action::Tell(Notice { severity, text }));
     }

@@ -13,6 +13,7 @@ mod ladder;
 pub mod late_write;
 pub mod ledger;
 pub mod policy;
+mod questions;
 pub mod time;
 pub mod timing;
 pub mod view;

@@ -1,0 +1,102 @@
+//! What is asked of the authority, and when.
+
+use super::event::{Action, Question};
+use super::guard::Guard;
+use super::id::{DomainId, QuestionNumber};
+use super::ledger::Entry;
+use super::time::BootTime;
+use crate::protocol::{MAX_DOMAINS, Receipt};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Two questions are at least this far apart, so that no hint can make a guard flood its authority.
+pub(super) const LEAST_GAP: Duration = Duration::from_millis(10);
+/// Questions whose answers may still come in.
+const MOST_IN_FLIGHT: usize = 8;
+
+/// A question whose answer has not come in.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) sent: BootTime,
+    pub(super) named: BTreeSet<DomainId>,
+    pub(super) receipts: Vec<Receipt>,
+    pub(super) timeout: Duration,
+}
+
+impl Guard {
+    /// Says that a question should not wait for its turn.
+    pub(super) fn ask_soon(&mut self) {
+        self.ask_soon = true;
+    }
+
+    /// Says that the next question names this domain, and should not wait for its turn.
+    pub(super) fn name_soon(&mut self, domain: DomainId) {
+        self.hinted.insert(domain);
+        self.ask_soon = true;
+    }
+
+    /// The number of the next question to be asked.
+    pub(super) fn next_question(&self) -> QuestionNumber {
+        self.next_question
+    }
+
+    pub(super) fn unanswered(&mut self, question: QuestionNumber, why: String) {
+        if let Some(asked) = self.asked.remove(&question) {
+            self.hinted.extend(asked.named.into_iter().filter(|id| !self.ledger.domains.contains_key(id)));
+            if self.failed.as_ref().is_none_or(|(last, _)| *last < question) {
+                self.failed = Some((question, why));
+            }
+        }
+    }
+
+    pub(super) fn give_up_overdue_questions(&mut self, now: BootTime) {
+        let overdue: Vec<_> =
+            self.asked.iter().filter(|(_, asked)| now >= asked.sent + asked.timeout).map(|(&n, _)| n).collect();
+        for question in overdue {
+            self.unanswered(question, "no answer in time".into());
+        }
+    }
+
+    pub(super) fn ask_if_due(&mut self, now: BootTime) {
+        let receipts = self.receipts_due();
+        let news = receipts.iter().any(|r| !self.announced.contains(&(r.domain, r.epoch)));
+        self.ask_soon |= news;
+        let (gap, renew) = (LEAST_GAP, self.policy.timing.renew);
+        let regular = self.last_asked.is_none_or(|last| now >= last + renew);
+        let soon = self.ask_soon && self.asked.is_empty() && self.last_asked.is_none_or(|last| now >= last + gap);
+        if !(regular || soon) {
+            return;
+        }
+        let mut wanted: BTreeMap<DomainId, String> =
+            std::mem::take(&mut self.hinted).into_iter().map(|id| (id, String::new())).collect();
+        wanted.extend(self.hooks.iter().map(|hook| (hook.call.domain, hook.call.name.clone())));
+        // rule 2: only what was seen running or wanted before the question is sent
+        let here = self.ledger.domains.iter().filter(|(id, entry)| entry.is_here() || wanted.contains_key(id));
+        let mut domains: Vec<_> = here.map(|(&id, entry)| entry.named(id)).collect();
+        wanted.retain(|id, _| !self.ledger.domains.contains_key(id));
+        domains.extend(wanted.into_iter().map(|(id, name)| Entry { name, ..Entry::default() }.named(id)));
+        domains.truncate(MAX_DOMAINS);
+        let number = self.next_question;
+        self.next_question = QuestionNumber(number.0 + 1);
+        self.announced = receipts.iter().map(|r| (r.domain, r.epoch)).collect();
+        let named = domains.iter().map(|named| named.domain).collect();
+        let timeout = self.policy.timing.request_timeout();
+        self.asked.insert(number, Asked { sent: now, named, receipts: receipts.clone(), timeout });
+        while self.asked.len() > MOST_IN_FLIGHT {
+            self.asked.pop_first();
+        }
+        self.last_asked = Some(now);
+        self.ask_soon = false;
+        let bound = self.policy.bound;
+        self.actions.push(Action::Ask(Question { number, sent: now, bound, timeout, domains, receipts }));
+    }
+
+    pub(super) fn receipts_due(&self) -> Vec<Receipt> {
+        // One without memory knows nothing. One that observes says what really ended, and its questions say that it
+        // promises nothing.
+        if self.amnesia.is_some() {
+            return Vec::new();
+        }
+        self.ledger.domains.iter().filter_map(|(&id, entry)| entry.receipt(id, self.scanned)).collect()
+    }
+}
