@@ -3,6 +3,7 @@
 mod harness;
 
 mod authority_crash;
+mod d_state;
 mod doctor;
 mod guard_life;
 mod helpers;
@@ -24,4 +25,3 @@ mod stale;
 mod stolen_time;
 mod testbed;
 mod two_hosts;
-mod unkillable;
