@@ -154,6 +154,11 @@ fn autostart_at_boot_starts_what_is_leased_and_a_refused_domain_keeps_its_defini
         .as_mut()
         .unwrap()
         .wait_for_log(&format!("refused Prepare: no lease for domain other ({})", other.uuid), SOON);
+    // libvirt took the refusal for one: a domain that ran and was killed would look the same a second later.
+    let libvirts = node.host.home().join("log/libvirtd.log");
+    wait_until("libvirt gave the autostart up", SOON, || {
+        std::fs::read_to_string(&libvirts).is_ok_and(|log| log.contains("Failed to autostart VM 'other'"))
+    });
     assert_eq!(node.host.qemu(&other), None);
     let info = node.host.virsh(&["dominfo", "other"]).expect_ok();
     assert!(info.lines().any(|line| line.starts_with("Autostart:") && line.ends_with("enable")), "{info}");
