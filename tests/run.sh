@@ -57,7 +57,7 @@ table() {
 deny() {
   if ! command -v cargo-deny >/dev/null; then
     echo "building cargo-deny once, into target/tools"
-    if ! cargo install -q cargo-deny@0.20.2 --locked --root target/tools --target-dir target/tools/build; then
+    if ! cargo install -q cargo-deny@0.20.2 --locked --debug --root target/tools --target-dir target/tools/build; then
       echo "skipped: licences, bans and sources (cargo-deny cannot be installed)"
       return 0
     fi
