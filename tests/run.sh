@@ -108,7 +108,7 @@ binary() {
 
 end_to_end() {
   LEASEHOLD_BIN=$binaries/leasehold LEASEHOLD_AUTHORITY_BIN=$binaries/leasehold-authority \
-    cargo test --all-features --test e2e
+    cargo test --all-features --test e2e -- --test-threads 5
 }
 
 watchdog() {

@@ -124,7 +124,8 @@ impl Pair {
     /// Lets a held migration end.
     pub fn release(&self, domain: &Domain) {
         self.one.host.virsh(&["migrate-setspeed", &domain.name, "1000"]).expect_ok();
-        self.one.host.virsh(&["migrate-setmaxdowntime", &domain.name, "2000"]).expect_ok();
+        // With the speed alone it may have ended already.
+        let _ = self.one.host.virsh(&["migrate-setmaxdowntime", &domain.name, "2000"]);
     }
 
     /// Drops whatever n2's libvirtd answers from now on; what it is asked still reaches it.

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use tempfile::TempDir;
 
-/// How many worlds may be at once: each runs several daemons, and what is measured in one must not wait for another.
-const AT_ONCE: u32 = 2;
+/// How many worlds may be at once: each runs several daemons, mostly waiting for each other, and what is measured in one must
+/// not wait for another. tests/run.sh has as many test threads.
+const AT_ONCE: u32 = 5;
 
 /// Everything of one test. Declare it first: it must be dropped last.
 pub struct World {
