@@ -199,8 +199,8 @@ impl Watcher {
 /// The bound that a device in this state is good for: W as read back, or as the device is known to need.
 fn bound(state: FeedState, timing: &Timing, identity: &str, timeout: u32, strict: bool) -> Option<Duration> {
     let armed = matches!(state, FeedState::Armed | FeedState::Starving | FeedState::Abandoned);
-    let timing = Timing { watchdog: time_to_reset(identity, timeout, None), ..*timing };
-    let assured = if armed { Assured::Armed } else { Assured::None };
+    let timing = Timing { watchdog: Duration::from_secs(timeout.into()), ..*timing };
+    let assured = if armed { Assured::Needs(time_to_reset(identity, timeout, None)) } else { Assured::None };
     if strict { timing.bound_if_feed_stops(assured) } else { timing.bound(assured) }
 }
 
