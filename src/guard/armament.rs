@@ -25,6 +25,8 @@ pub const STORED: &str = "watchdog";
 
 /// Between two looks at what the feed thread reports.
 const LOOK: Duration = Duration::from_millis(250);
+/// The same until it was armed or refused, which the first question waits for.
+const FIRST_LOOK: Duration = Duration::from_millis(25);
 
 /// A watchdog in use.
 pub struct Armament {
@@ -161,7 +163,8 @@ impl Watcher {
     }
 
     fn run(self) {
-        let mut told = (FeedState::Waiting, None);
+        const UNTRIED: (FeedState, Option<String>) = (FeedState::Waiting, None);
+        let mut told = UNTRIED;
         loop {
             let now = (self.report.state(), error(&self.report));
             self.keep(now.0);
@@ -173,7 +176,7 @@ impl Watcher {
                 self.record.say(severity, text);
                 told = now;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(if told == UNTRIED { FIRST_LOOK } else { LOOK });
         }
     }
 

@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
+/// Between two looks for the first permit, which the first question of a guard waits for.
+const FIRST_LOOK: Duration = Duration::from_millis(50);
+
 /// Who keeps the device open when the guard dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keeper {
@@ -167,7 +170,8 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
         }
         report.state.store(self.state as u8, Ordering::Release);
         let until = permit.until();
-        self.due = now + self.orders.period;
+        let untried = self.state == FeedState::Waiting && report.errno() == 0;
+        self.due = now + if untried { FIRST_LOOK } else { self.orders.period };
         if self.state == FeedState::Armed && until > now { self.due.min(until) } else { self.due }
     }
 

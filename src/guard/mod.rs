@@ -177,7 +177,10 @@ fn start(config: &Config) -> Result<Never, String> {
     if let (Some(_), Memory::Restored(ledger)) = (&hands.watchdog, &memory) {
         policy.bound = ledger.promised(&policy.timing).filter(|_| policy.unkillable == Unkillable::Reset);
     }
-    let guard = Guard::new(policy, incarnation, memory);
+    let mut guard = Guard::new(policy, incarnation, memory);
+    if hands.watchdog.is_some() {
+        guard = guard.awaiting_watchdog();
+    }
     self::core::run(guard, inputs, &hands, &timer, &permit);
     Err("the core thread ended".into())
 }
