@@ -99,11 +99,15 @@ impl fmt::Display for ArmError {
 /// How long this device really takes from its last feed to the reset, if it is known or was measured to need another
 /// time than it reads back (docs/watchdog.md). iTCO_wdt: its counter runs twice. ib700: even seconds, rounded up.
 /// i6300ESB: its driver takes 1024 ticks for a second (drivers/watchdog/i6300esb.c, `esb_timer_set_heartbeat`), and a tick
-/// is 2^15 clocks of a 33 MHz bus: 1.7 % longer. In whole milliseconds, rounded up: bounds are stated in them.
+/// is 2^15 clocks of a 33 MHz bus: 1.7 % longer. A driver that tells no identity (empty) counts as the slowest known. In
+/// whole milliseconds, rounded up: bounds are stated in them.
+///
+/// What was measured only ever raises it. A host that somebody switched off while its watchdog was tested looks like one
+/// that was reset early: nothing that a test says may lower a promise.
 pub fn time_to_reset(identity: &str, seconds: u32, measured: Option<Duration>) -> Duration {
     let seconds = Duration::from_secs(seconds.into());
     let known = match identity {
-        "iTCO_wdt" => seconds * 2,
+        "iTCO_wdt" | "" => seconds * 2,
         "IB700 WDT" => Duration::from_secs(seconds.as_secs().next_multiple_of(2)),
         "i6300ESB timer" => Duration::from_millis((seconds.as_secs() * (1024 << 15)).div_ceil(33_000)),
         _ => seconds,
@@ -247,5 +251,7 @@ mod tests {
         assert_eq!(time_to_reset("IB700 WDT", 9, None), secs(10));
         assert_eq!(time_to_reset("iTCO_wdt", 10, Some(secs(19))), secs(20));
         assert_eq!(time_to_reset("ipmi", 10, Some(secs(12))), secs(12));
+        assert_eq!(time_to_reset("ipmi", 10, Some(secs(8))), secs(10), "a shorter one lowers nothing");
+        assert_eq!(time_to_reset("", 10, Some(secs(11))), secs(20), "it may be an iTCO that somebody switched off");
     }
 }
