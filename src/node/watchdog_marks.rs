@@ -6,9 +6,10 @@ use super::watchdog_measured::{Measured, Outcome, Test};
 use crate::lease::id::BootId;
 use crate::lease::time::BootTime;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// The name of the file in the state directory. One JSON line says what is tested, then each mark is a line.
@@ -44,7 +45,6 @@ pub struct Fed {
 #[derive(Debug)]
 pub struct Marks {
     file: File,
-    path: PathBuf,
     /// The longest that a mark took to be on the disk.
     slowest: Duration,
 }
@@ -60,7 +60,7 @@ impl Marks {
         header.push(b'\n');
         write_atomically(&path, &header, 0o600, Durability::Disk)?;
         let file = OpenOptions::new().append(true).open(&path)?;
-        Ok(Marks { file, path, slowest: Duration::ZERO })
+        Ok(Marks { file, slowest: Duration::ZERO })
     }
 
     /// The host lives at `now()`, and that is on the disk when this returns.
@@ -76,13 +76,16 @@ impl Marks {
         self.slowest = self.slowest.max(now().since(at));
         Ok(())
     }
+}
 
-    /// No reset came: there is nothing to conclude.
-    ///
-    /// # Errors
-    /// Those of removing the file.
-    pub fn end(self) -> io::Result<()> {
-        fs::remove_file(self.path)
+/// No reset came: there is nothing to conclude.
+///
+/// # Errors
+/// Those of removing the file.
+pub fn forget(state_dir: &Path) -> io::Result<()> {
+    match fs::remove_file(state_dir.join(FILE)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -93,6 +96,15 @@ pub enum Concluded {
     Reset(Test),
     /// The host went down, and not by this device or not for sure; why, as a sentence.
     Unclear(String),
+}
+
+impl fmt::Display for Concluded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Concluded::Reset(test) => write!(f, "the watchdog test of the last boot: {test}"),
+            Concluded::Unclear(why) => write!(f, "the watchdog test of the last boot has shown nothing: {why}"),
+        }
+    }
 }
 
 /// Concludes the test that ended with the last boot, if there is one, and keeps what it has shown.
@@ -121,7 +133,7 @@ pub fn conclude(state_dir: &Path, boot: BootId) -> io::Result<Option<Concluded>>
         }
         unclear => unclear,
     };
-    fs::remove_file(&path)?;
+    forget(state_dir)?;
     Ok(Some(concluded))
 }
 

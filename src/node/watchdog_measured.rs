@@ -6,6 +6,7 @@ use super::host;
 use super::watchdog::time_to_reset;
 use super::watchdog_list::Found;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -60,6 +61,28 @@ pub enum Outcome {
         /// How long was waited for it.
         waited_ms: u64,
     },
+}
+
+impl fmt::Display for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let identity = if self.identity.is_empty() { "a watchdog of unknown identity" } else { &self.identity };
+        let seconds = |millis: u64| millis as f64 / 1000.0;
+        match self.outcome {
+            Outcome::Reset { at_least_ms, at_most_ms } => write!(
+                f,
+                "{identity}, set to {} s, reset this host between {} and {} s after its last feed",
+                self.timeout_s,
+                seconds(at_least_ms),
+                seconds(at_most_ms)
+            ),
+            Outcome::Never { waited_ms } => write!(
+                f,
+                "{identity}, set to {} s, did not reset this host in {} s after its last feed",
+                self.timeout_s,
+                seconds(waited_ms)
+            ),
+        }
+    }
 }
 
 impl Test {
