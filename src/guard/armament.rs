@@ -11,7 +11,7 @@ use crate::lease::timing::{Timing, Watchdog as Assured};
 use crate::lease::view::WatchdogView;
 use crate::node::last_resort::LastResort;
 use crate::node::systemd::Manager;
-use crate::node::watchdog::LinuxWatchdog;
+use crate::node::watchdog::{LinuxWatchdog, SHORT_TIMEOUTS};
 use crate::node::watchdog_list::{self, Found};
 use crate::node::watchdog_marks::{self, Concluded};
 use crate::node::watchdog_measured::TimeToReset;
@@ -107,6 +107,7 @@ impl Armament {
             keeper: self.keeper,
             timeout,
             period: timing.feed(),
+            shortened: SHORT_TIMEOUTS.map(|seconds| (seconds, self.needs.after(seconds))),
             last_resort: config.watchdog.last_resort.then(|| self.needs.after(timeout) + timing.margin),
         };
         let (path, nowayout) = (&self.device.path, self.device.nowayout);
@@ -206,7 +207,8 @@ fn conclude_test(config: &Config, record: &Record) {
 
 /// The bound that a device in this state is good for: W as read back, or as the device is known or was measured to need.
 fn bound(state: FeedState, timing: &Timing, needs: &TimeToReset, timeout: u32, strict: bool) -> Option<Duration> {
-    let armed = matches!(state, FeedState::Armed | FeedState::Starving | FeedState::Abandoned);
+    use FeedState::*;
+    let armed = matches!(state, Armed | Starving | Abandoned | Fencing);
     let timing = Timing { watchdog: Duration::from_secs(timeout.into()), ..*timing };
     let assured = if armed { Assured::Needs(needs.after(timeout)) } else { Assured::None };
     if strict { timing.bound_if_feed_stops(assured) } else { timing.bound(assured) }
@@ -239,6 +241,12 @@ fn tale(
             Severity::Error,
             format!(
                 "the watchdog {title} is fed no more: a domain that must not run is not proven gone, or the guard's own scan or core hangs. It resets this host {timeout} s after its last feed unless that ends before; see `leasehold status`"
+            ),
+        ),
+        FeedState::Fencing => (
+            Severity::Error,
+            format!(
+                "the watchdog {title} resets this host now: what was to be killed lives on, and its timeout was cut short. Nothing stops that any more"
             ),
         ),
         FeedState::Disarmed => (

@@ -4,7 +4,7 @@
 use super::core::Permit;
 use crate::lease::gone::DisarmOrder;
 use crate::lease::time::BootTime;
-use crate::node::watchdog::{ArmError, Watchdog};
+use crate::node::watchdog::{ArmError, SHORT_TIMEOUTS, Watchdog};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -51,6 +51,8 @@ pub enum FeedState {
     Refused = 5,
     /// It was armed and its driver fails.
     Failing = 6,
+    /// The reset is decided on: open, with the shortest timeout. Nothing feeds or stops it any more.
+    Fencing = 7,
 }
 
 impl FeedState {
@@ -64,6 +66,7 @@ impl FeedState {
             FeedState::Disarmed => "disarmed",
             FeedState::Refused => "refused",
             FeedState::Failing => "failing",
+            FeedState::Fencing => "fencing",
         }
     }
 }
@@ -78,6 +81,7 @@ impl FeedReport {
             4 => FeedState::Disarmed,
             5 => FeedState::Refused,
             6 => FeedState::Failing,
+            7 => FeedState::Fencing,
             _ => FeedState::Waiting,
         }
     }
@@ -117,6 +121,8 @@ pub struct Orders {
     pub timeout: u32,
     /// P.
     pub period: Duration,
+    /// What the device needs from its last feed to the reset with each of these short timeouts, in seconds.
+    pub shortened: [(u32, Duration); SHORT_TIMEOUTS.len()],
     /// After the last feed, this long: the device should have fired, and the second way down is taken. `None`: never.
     pub last_resort: Option<Duration>,
 }
@@ -166,7 +172,7 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
         } else if now < permit.until() {
             self.protect(permit, report);
         } else {
-            self.let_go(now, permit.until(), report);
+            self.let_go(now, permit, report);
         }
         report.state.store(self.state as u8, Ordering::Release);
         let until = permit.until();
@@ -178,7 +184,7 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
     fn protect(&mut self, permit: &Permit, report: &FeedReport) {
         let fed = match self.state {
             FeedState::Armed | FeedState::Starving | FeedState::Failing => self.device.feed(),
-            FeedState::Refused => return,
+            FeedState::Refused | FeedState::Fencing => return,
             FeedState::Waiting | FeedState::Abandoned | FeedState::Disarmed => {
                 match self.device.arm(self.orders.timeout) {
                     Ok(seconds) => {
@@ -216,11 +222,14 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
     }
 
     /// The permit has passed, so something may live that must not.
-    fn let_go(&mut self, now: BootTime, permit: BootTime, report: &FeedReport) {
+    fn let_go(&mut self, now: BootTime, permit: &Permit, report: &FeedReport) {
         if self.state != FeedState::Armed {
+            if self.state == FeedState::Starving && permit.fences() {
+                self.cut_short(report);
+            }
             let fed = report.last_feed();
             let overdue = |after| fed > BootTime::ZERO && now >= fed + after;
-            if matches!(self.state, FeedState::Starving | FeedState::Abandoned)
+            if matches!(self.state, FeedState::Starving | FeedState::Abandoned | FeedState::Fencing)
                 && self.orders.last_resort.is_some_and(overdue)
             {
                 (self.reset)();
@@ -228,12 +237,25 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
             return;
         }
         // rule 5: a close is a feed. P after the permit is E: a thread that comes later than that leaves it open.
-        if self.orders.keeper == Keeper::Nobody && now.since(permit) < self.orders.period {
+        if self.orders.keeper == Keeper::Nobody && now.since(permit.until()) < self.orders.period {
             self.device.abandon();
             report.last_feed.store((self.now)().as_nanos(), Ordering::Release);
             self.state = FeedState::Abandoned;
         } else {
             self.state = FeedState::Starving;
+        }
+    }
+
+    /// The reset is decided on: with the shortest timeout it comes sooner. Setting one is a feed, so it is done only where
+    /// the reset comes sooner also if this thread is held for P before it (rule 5), which needs the last feed to be known.
+    fn cut_short(&mut self, report: &FeedReport) {
+        let shortest = self.device.shortest();
+        let needs = self.orders.shortened.iter().find(|(seconds, _)| Some(*seconds) == shortest);
+        let (Some(&(_, needs)), fed) = (needs, report.last_feed()) else { return };
+        let due = fed + Duration::from_secs(report.timeout().into());
+        if fed > BootTime::ZERO && (self.now)() + self.orders.period + needs <= due && self.device.shorten().is_ok() {
+            // Not noted as a feed: the second way down stays due when it was.
+            self.state = FeedState::Fencing;
         }
     }
 

@@ -16,6 +16,7 @@
 //!  12.99   lapse: libvirt is asked to destroy the domain                    E - D, D = 2
 //!  13.99   the last instant at which the watchdog may be fed                E - P, P = 1
 //!  14.99   E: SIGKILL, and again until proven gone                          L·(1 - 500 ppm), L = 15
+//!  19.49   the kill budget is over: the reset is decided on                 E + (W - P)/2
 //!  23.99   the machine is reset if anything of the domain lives             E - P + W, W = 10
 //!  26      the bound: whoever moves the domain may start it elsewhere       L + W + m, m = 1
 //! ```
@@ -27,6 +28,7 @@
 //!   3.99   lapse                                                            D = 1
 //!   4.24   last feed                                                        P = 0.75
 //!   4.99   E                                                                L = 5
+//!   6.12   the reset is decided on
 //!   7.24   reset                                                            W = 3
 //!   8.5    the bound                                                        m = 0.5
 //! ```
@@ -149,6 +151,12 @@ impl Timing {
     /// E - P + W: the machine is reset by then, if anything under this lease is alive.
     pub fn reset_by(&self, expires: BootTime) -> BootTime {
         self.last_feed(expires) + self.watchdog
+    }
+
+    /// The kill budget is over: half-way from SIGKILL, due at `killed`, to what E - P + W makes of it. What lives then is
+    /// not going to end in time, and the reset is decided on.
+    pub fn given_up(&self, killed: BootTime) -> BootTime {
+        killed + self.watchdog.saturating_sub(self.feed()) / 2
     }
 
     /// How long one question may take: R, so that a question that hangs delays the next by nothing.

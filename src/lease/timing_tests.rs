@@ -23,6 +23,7 @@ fn the_default_timeline_second_by_second() {
     assert_eq!(e, at(114_992_500), "15 s less 500 ppm = 7.5 ms");
     assert_eq!(t.lapse(e), at(112_992_500), "2 s before");
     assert_eq!(t.last_feed(e), at(113_992_500), "1 s before");
+    assert_eq!(t.given_up(e), at(119_492_500), "half of 10 s - 1 s after E");
     assert_eq!(t.reset_by(e), at(123_992_500), "10 s after the last feed");
     assert_eq!(t.bound(Watchdog::Armed), Some(ms(26_000)), "15 + 10 + 1");
     assert_eq!(t.bound_if_feed_stops(Watchdog::Armed), Some(ms(36_000)), "15 + 2·10 + 1");
@@ -36,6 +37,7 @@ fn the_fast_timeline_second_by_second() {
     assert_eq!(e, at(104_997_500), "5 s less 500 ppm = 2.5 ms");
     assert_eq!(t.lapse(e), at(103_997_500));
     assert_eq!(t.last_feed(e), at(104_247_500), "P = 3 s / 4 = 0.75 s");
+    assert_eq!(t.given_up(e), at(106_122_500));
     assert_eq!(t.reset_by(e), at(107_247_500));
     assert_eq!(t.bound(Watchdog::Armed), Some(ms(8500)));
     assert_eq!(t.bound_if_feed_stops(Watchdog::Armed), Some(ms(11_500)));

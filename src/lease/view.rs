@@ -59,7 +59,7 @@ pub enum DrainView {
 pub struct WatchdogView {
     /// Its device file and identity.
     pub device: String,
-    /// `waiting`, `armed`, `starving`, `abandoned`, `disarmed`, `refused` or `failing`.
+    /// `waiting`, `armed`, `starving`, `abandoned`, `fencing`, `disarmed`, `refused` or `failing`.
     pub state: String,
     /// Its timeout as read back, in seconds; zero before it was armed.
     pub timeout_s: u32,

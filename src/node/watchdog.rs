@@ -23,7 +23,7 @@ pub const KEEPALIVEPING: u32 = 0x8000;
 pub const CARDRESET: u32 = 0x0020;
 
 /// Timeouts tried, in seconds, to find the least that a driver takes.
-const SHORT_TIMEOUTS: [u32; 4] = [1, 2, 4, 8];
+pub const SHORT_TIMEOUTS: [u32; 4] = [1, 2, 4, 8];
 
 /// What the feed thread may do to a watchdog. No call but [`Watchdog::disarm`] can stop one.
 pub trait Watchdog {
@@ -38,6 +38,9 @@ pub trait Watchdog {
     /// # Errors
     /// The driver's, `ENODEV` when it is gone.
     fn feed(&mut self) -> io::Result<()>;
+
+    /// The least timeout that the driver takes, in seconds; `None`: it is not open, or none less than its timeout is known.
+    fn shortest(&self) -> Option<u32>;
 
     /// Shortens its timeout to the least that the driver takes, which feeds it once more; nothing when that is no less.
     ///
@@ -195,6 +198,10 @@ impl Watchdog for LinuxWatchdog {
         }
         // Any byte but 'V' (watchdog_write, drivers/watchdog/watchdog_dev.c).
         open.device.write_all(b"\0")
+    }
+
+    fn shortest(&self) -> Option<u32> {
+        self.open.as_ref().filter(|open| open.shortest < open.timeout).map(|open| open.shortest)
     }
 
     fn shorten(&mut self) -> io::Result<()> {

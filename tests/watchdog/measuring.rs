@@ -41,7 +41,10 @@ over
         "{console}"
     );
     let measured = after.number("measured");
-    let _ = writeln!(std::io::stderr(), "measured: reset {took} ms after the last feed; by the marks at most {measured} ms");
+    let _ = writeln!(
+        std::io::stderr(),
+        "measured: reset {took} ms after the last feed; by the marks at most {measured} ms"
+    );
     assert!((took..took + 6 * PULSE).contains(&measured), "it took {took} ms and not {measured} ms:\n{console}");
     assert_eq!(after.number("counted"), measured.max(after.w()), "{console}");
 }
