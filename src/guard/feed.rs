@@ -247,13 +247,14 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
     }
 
     /// The reset is decided on: with the shortest timeout it comes sooner. Setting one is a feed, so it is done only where
-    /// the reset comes sooner also if this thread is held for P before it (rule 5), which needs the last feed to be known.
+    /// the reset comes sooner also if this thread is held for P before it (rule 5). Of a device that was taken over nobody
+    /// knows the last feed: it counts as the boot, long over.
     fn cut_short(&mut self, report: &FeedReport) {
         let shortest = self.device.shortest();
         let needs = self.orders.shortened.iter().find(|(seconds, _)| Some(*seconds) == shortest);
         let (Some(&(_, needs)), fed) = (needs, report.last_feed()) else { return };
         let due = fed + Duration::from_secs(report.timeout().into());
-        if fed > BootTime::ZERO && (self.now)() + self.orders.period + needs <= due && self.device.shorten().is_ok() {
+        if (self.now)() + self.orders.period + needs <= due && self.device.shorten().is_ok() {
             // Not noted as a feed: the second way down stays due when it was.
             self.state = FeedState::Fencing;
         }

@@ -361,13 +361,16 @@ fn a_reset_that_is_decided_on_is_not_taken_back_by_a_permit_or_a_proof() {
     for proof in [false, true] {
         let mut bench = fencing(GOOD, Keeper::FdStore, 127.0);
         bench.run(128.0);
+        let fed = bench.machine().fed.len();
         bench.permit.publish_fence(false);
         bench.permit(1000.0);
         if proof {
             bench.disarm.give(AllGone::for_tests());
         }
         bench.run(140.0);
-        assert!(bench.machine().fired.is_some() && bench.machine().stopped == 0, "with a proof: {proof}");
+        let machine = bench.machine();
+        assert!(machine.fired.is_some() && machine.stopped == 0, "with a proof: {proof}");
+        assert_eq!(machine.fed.len(), fed, "with a proof: {proof}");
     }
 }
 
@@ -468,12 +471,13 @@ proptest! {
     #[test]
     fn a_decided_reset_never_comes_later_than_it_would_have(
         permit in 110.0..130.0f64,
-        decided in 0.0..12.0f64,
-        held in 0.0..3.0f64,
-        least in 1u32..=10,
-        store in any::<bool>(),
+        // Around the last instant at which the least timeout still ends sooner.
+        spare in -1.0..3.0f64,
+        held in 0.0..1.5f64,
+        least in proptest::sample::select(SHORT_TIMEOUTS.to_vec()),
+        keeper in proptest::sample::select(vec![Keeper::FdStore, Keeper::FdStore, Keeper::Nobody]),
     ) {
-        let keeper = if store { Keeper::FdStore } else { Keeper::Nobody };
+        let decided = (W.as_secs_f64() - f64::from(least) - spare).max(0.0);
         let run = |fences: bool| {
             let mut bench = Bench::new(Driver { clamp: (least, 60), ..GOOD }, keeper);
             bench.permit(permit).run(permit + decided);
