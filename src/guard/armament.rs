@@ -123,7 +123,7 @@ impl Armament {
             // An error leaves nothing to do that would not be tried at the next beat.
             let reset = move || drop(resort.reset());
             let mut feeder = match adopted {
-                Some(device) => Feeder::adopting(device, orders, clock::now, reset),
+                Some((device, seconds)) => Feeder::adopting((device, seconds), orders, &report, clock::now, reset),
                 None => Feeder::new(closed, orders, clock::now, reset),
             };
             if let Some(keep) = keep {

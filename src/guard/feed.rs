@@ -150,10 +150,25 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
         Feeder { keep: Some(keep), ..self }
     }
 
-    /// A feeder of a device that the service manager kept open over an earlier guard's death: nobody knows when it was
-    /// fed last, and nothing but a permit feeds it again.
-    pub fn adopting(device: W, orders: Orders, now: N, reset: R) -> Feeder<W, N, R> {
-        Feeder { state: FeedState::Starving, ..Feeder::new(device, orders, now, reset) }
+    /// A feeder of a device that the service manager kept open over an earlier guard's death, with this timeout, in
+    /// seconds, as read back: nobody knows when it was fed last, and nothing but a permit feeds it again.
+    pub fn adopting(
+        (device, seconds): (W, u32),
+        orders: Orders,
+        report: &FeedReport,
+        now: N,
+        reset: R,
+    ) -> Feeder<W, N, R> {
+        let mut feeder = Feeder { state: FeedState::Starving, ..Feeder::new(device, orders, now, reset) };
+        feeder.set_to(seconds, report);
+        feeder
+    }
+
+    /// Its timeout as read back is what the bound is made of. A device that took less than it was asked for wants to be fed
+    /// more often.
+    fn set_to(&mut self, seconds: u32, report: &FeedReport) {
+        report.timeout.store(seconds, Ordering::Release);
+        self.orders.period = self.orders.period.min(Duration::from_secs(seconds.into()) / 4);
     }
 
     /// One turn. The next is due at the instant returned.
@@ -188,13 +203,11 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
             FeedState::Waiting | FeedState::Abandoned | FeedState::Disarmed => {
                 match self.device.arm(self.orders.timeout) {
                     Ok(seconds) => {
-                        report.timeout.store(seconds, Ordering::Release);
+                        self.set_to(seconds, report);
                         if let (Some(keep), Some(duplicate)) = (&self.keep, self.device.duplicate()) {
                             // One at a time: it is armed again only after the last one was taken out.
                             let _ = keep.try_send(duplicate);
                         }
-                        // A device that took less than it was asked for wants to be fed more often.
-                        self.orders.period = self.orders.period.min(Duration::from_secs(seconds.into()) / 4);
                         Ok(())
                     }
                     Err(why) => return self.refused(&why, report),

@@ -143,18 +143,18 @@ impl LinuxWatchdog {
         LinuxWatchdog { path: path.to_owned(), nowayout, open: None }
     }
 
-    /// One that the service manager kept open over the death of an earlier guard. Touched by WDIOC_GETTIMEOUT and
+    /// One that the service manager kept open over the death of an earlier guard, and its timeout in seconds. Touched by WDIOC_GETTIMEOUT and
     /// WDIOC_GETSUPPORT only, which do not feed it.
     ///
     /// # Errors
     /// It is no watchdog.
-    pub fn adopt(path: &Path, nowayout: bool, kept: OwnedFd) -> io::Result<LinuxWatchdog> {
+    pub fn adopt(path: &Path, nowayout: bool, kept: OwnedFd) -> io::Result<(LinuxWatchdog, u32)> {
         let device = File::from(kept);
         let options = sys::watchdog_support(device.as_fd())?.options;
         let timeout = sys::watchdog_timeout(device.as_fd())?;
         // The least it takes was found by the guard that armed it; asking for it again would feed it.
         let open = Open { device, by_ioctl: options & KEEPALIVEPING != 0, unsay: true, timeout, shortest: timeout };
-        Ok(LinuxWatchdog { path: path.to_owned(), nowayout, open: Some(open) })
+        Ok((LinuxWatchdog { path: path.to_owned(), nowayout, open: Some(open) }, timeout))
     }
 }
 

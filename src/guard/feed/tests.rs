@@ -314,15 +314,18 @@ fn one_that_was_kept_open_is_fed_under_a_permit_alone_and_never_opened_again() {
     // The guard dies, the service manager keeps the device, and the next guard gets it without a permit.
     let (clock, resort) = (bench.model.clone(), bench.model.clone());
     let orders = orders(Keeper::FdStore, None);
+    bench.report = FeedReport::default();
     bench.feeder = Feeder::adopting(
-        bench.model.clone(),
+        (bench.model.clone(), 10),
         orders,
+        &bench.report,
         Box::new(move || clock.0.borrow().now),
         Box::new(move || resort.0.borrow_mut().resets += 1),
     );
     let fed = bench.machine().fed.len();
     bench.permit(0.0).run(125.0);
     assert_eq!(bench.machine().fed.len(), fed, "taking it over is no feed");
+    assert_eq!(bench.report.timeout(), 10, "the bound is made of what it is set to");
     bench.permit(1000.0).run(200.0);
     assert_eq!((bench.report.state(), bench.machine().fired), (FeedState::Armed, None));
     bench.permit(0.0).run(300.0);
@@ -398,8 +401,13 @@ fn a_device_that_was_let_go_or_taken_over_unfed_is_not_touched_again() {
     let mut bench = Bench::new(GOOD, Keeper::FdStore);
     let clock = bench.model.clone();
     let adopted = orders(Keeper::FdStore, None);
-    bench.feeder =
-        Feeder::adopting(bench.model.clone(), adopted, Box::new(move || clock.0.borrow().now), Box::new(|| {}));
+    bench.feeder = Feeder::adopting(
+        (bench.model.clone(), 10),
+        adopted,
+        &bench.report,
+        Box::new(move || clock.0.borrow().now),
+        Box::new(|| {}),
+    );
     bench.permit.publish_fence(true);
     bench.run(140.0);
     assert_eq!(
