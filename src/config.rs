@@ -198,9 +198,9 @@ impl Config {
 }
 
 impl Config {
-    /// The bound this node will promise with its watchdog armed and W as configured; `None`: receipts only.
-    pub fn bound(&self) -> Option<Duration> {
-        let assured = if self.unkillable == Unkillable::Report { Watchdog::None } else { self.watchdog_wanted() };
+    /// The bound this node will promise with W as configured and so much to be relied on; `None`: receipts only.
+    pub fn bound(&self, assured: Watchdog) -> Option<Duration> {
+        let assured = if self.unkillable == Unkillable::Report { Watchdog::None } else { assured };
         if self.watchdog.strict { self.timing.bound_if_feed_stops(assured) } else { self.timing.bound(assured) }
     }
 }

@@ -30,6 +30,11 @@ pub fn ledger_path(run_dir: &Path) -> PathBuf {
     run_dir.join("ledger.json")
 }
 
+/// Held by the guard, of which there is one.
+pub fn lock_path(run_dir: &Path) -> PathBuf {
+    run_dir.join("guard.lock")
+}
+
 /// What each process would leave behind, for the next guard.
 pub fn notes_path(run_dir: &Path) -> PathBuf {
     run_dir.join("copies.json")

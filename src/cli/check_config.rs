@@ -100,7 +100,7 @@ fn warnings(config: &Config) -> Vec<String> {
             "no watchdog, so there is no bound: a node that is silent is never known to be safe, and only its receipts \
              let a domain be started elsewhere",
         ),
-        Watchdog::Armed => {
+        Watchdog::Armed | Watchdog::Needs(_) => {
             if config.watchdog.allow_softdog {
                 warn(
                     "allow_softdog: softdog is a timer of this very kernel. Where the kernel hangs or panics with \

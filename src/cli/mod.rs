@@ -13,6 +13,7 @@ pub mod node;
 pub mod status;
 pub mod timing;
 mod waiting;
+pub mod watchdog;
 
 use crate::hook;
 use clap::{Parser, Subcommand};
@@ -44,6 +45,7 @@ enum Command {
     Node(node::Node),
     Drain(drain::Drain),
     Undrain(drain::Undrain),
+    Watchdog(watchdog::Watchdog),
     #[command(hide = true)]
     Flush(flush::Flush),
     /// Be libvirt's qemu hook: NAME OPERATION SUB-OPERATION EXTRA, the domain's XML on stdin.
@@ -82,6 +84,7 @@ pub fn main() -> ExitCode {
         Command::Node(args) => return node::run(args, &mut Terminal::stdio()).into(),
         Command::Drain(args) => return drain::run(args, &mut Terminal::stdio(), io::stdin().lock()).into(),
         Command::Undrain(args) => return drain::run_undrain(args, &mut Terminal::stdio()).into(),
+        Command::Watchdog(args) => return watchdog::run(args, &mut Terminal::stdio(), io::stdin().lock()).into(),
         Command::Flush(args) => return flush::run(args, &mut Terminal::stdio()).into(),
         Command::Hook { arguments } => return hook::run(arguments),
     };

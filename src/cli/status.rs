@@ -111,7 +111,11 @@ fn show(view: &StatusView) -> String {
 fn show_watchdog(watchdog: &WatchdogView) -> String {
     let mut text = format!("{}, {}", watchdog.device, watchdog.state);
     if watchdog.timeout_s > 0 {
-        text.push_str(&format!(", timeout {} s, kept open by {}", watchdog.timeout_s, watchdog.keeper));
+        let needs = watchdog.resets_after_ms as f64 / 1000.0;
+        text.push_str(&format!(
+            ", timeout {} s ({needs} s to the reset), kept open by {}",
+            watchdog.timeout_s, watchdog.keeper
+        ));
     }
     if let Some(ago) = watchdog.fed_ms_ago {
         text.push_str(&format!(", fed {} ago, longest gap {}", seconds(ago), seconds(watchdog.longest_gap_ms)));

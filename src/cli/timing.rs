@@ -1,8 +1,10 @@
 //! `leasehold timing`: the timeline of a configuration, and the bound, or that there is none.
 
+use super::watchdog::{Needs, chosen};
 use crate::config::{self, Config, span};
 use crate::lease::time::BootTime;
 use crate::lease::timing::{Timing, Watchdog};
+use crate::node::watchdog_list::{self, Found};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -34,7 +36,7 @@ pub fn run(args: &Args, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<
             return Ok(ExitCode::FAILURE);
         }
     };
-    let report = Report::of(&config);
+    let report = Report::of(&config, here(&config));
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &report)?;
         writeln!(out)?;
@@ -63,19 +65,39 @@ struct Report {
     reset_at_ms: f64,
     /// The bound this node states once its watchdog is armed. Null: it states none, only receipts prove anything.
     bound_ms: Option<f64>,
-    /// The bound it would state with its watchdog armed: L + W + m.
+    /// The bound it would state with its watchdog armed: L + W + m, or what this machine's device needs.
     bound_with_watchdog_ms: f64,
     /// The same under a stopped feed thread: L + 2W + m.
     bound_feed_stopped_ms: f64,
     watchdog_configured: bool,
+    /// The configured device, where this machine has it.
+    device: Option<String>,
+    /// What it needs from its last feed to the reset, as it is known or was measured.
+    device_needs_ms: Option<f64>,
+    /// Why it cannot be relied on; null: it can, or this machine has it not.
+    device_fault: Option<String>,
+}
+
+/// The configured watchdog, where this machine has it: it may not be the one that the configuration is for.
+fn here(config: &Config) -> Option<(Found, Needs)> {
+    chosen(&watchdog_list::list().ok()?, config).ok()
 }
 
 impl Report {
-    fn of(config: &Config) -> Report {
+    fn of(config: &Config, here: Option<(Found, Needs)>) -> Report {
         let timing = &config.timing;
         let expires = timing.expires(BootTime::ZERO, timing.ttl);
         let at = |instant: BootTime| millis(instant.since(BootTime::ZERO));
-        let armed_bounds = (timing.bound(Watchdog::Armed), timing.bound_if_feed_stops(Watchdog::Armed));
+        let seconds = u32::try_from(timing.watchdog.as_secs()).unwrap_or(u32::MAX);
+        let (device, needs) = here.unzip();
+        let (needs, fault) = match needs {
+            Some(Ok(needs)) => (Some(needs.after(seconds)), None),
+            Some(Err(fault)) => (None, Some(fault)),
+            None => (None, None),
+        };
+        let armed = needs.map_or(Watchdog::Armed, Watchdog::Needs);
+        let armed_bounds = (timing.bound(armed), timing.bound_if_feed_stops(armed));
+        let relied_on = config.watchdog_wanted() != Watchdog::None && fault.is_none();
         Report {
             ttl_ms: millis(timing.ttl),
             renew_ms: millis(timing.renew),
@@ -90,10 +112,13 @@ impl Report {
             last_feed_at_ms: at(timing.last_feed(expires)),
             expires_at_ms: at(expires),
             reset_at_ms: at(timing.reset_by(expires)),
-            bound_ms: config.bound().map(millis),
+            bound_ms: config.bound(if relied_on { armed } else { Watchdog::None }).map(millis),
             bound_with_watchdog_ms: armed_bounds.0.map_or(0.0, millis),
             bound_feed_stopped_ms: armed_bounds.1.map_or(0.0, millis),
             watchdog_configured: config.watchdog_wanted() == Watchdog::Armed,
+            device: device.map(|device| device.title()),
+            device_needs_ms: needs.map(millis),
+            device_fault: fault,
         }
     }
 }
@@ -145,13 +170,23 @@ fn picture(config: &Config, report: &Report, out: &mut dyn Write) -> io::Result<
         shown(timing.margin),
         shown(Duration::from_millis(report.margin_needed_ms.ceil() as u64))
     )?;
+    if let (Some(device), Some(needs)) = (&report.device, report.device_needs_ms) {
+        let needs = needs / 1000.0;
+        writeln!(
+            out,
+            "{device} on this host needs {needs} s from its last feed to the reset, and m pays for what it can."
+        )?;
+    }
+    if let Some(fault) = &report.device_fault {
+        return writeln!(out, "bound: none. {fault}.");
+    }
     let (bound, stopped) = (report.bound_with_watchdog_ms / 1000.0, report.bound_feed_stopped_ms / 1000.0);
     if let Some(stated) = report.bound_ms {
         let stated = stated / 1000.0;
         return writeln!(
             out,
-            "bound: {bound} s = L + W + m after the last answer that could have renewed; {stopped} s = L + 2W + m under a \
-             stopped feed thread.\n  \
+            "bound: {bound} s after the last answer that could have renewed, {stopped} s under a stopped feed thread: \
+             L + W + m and L + 2W + m, or what a slow device needs.\n  \
              The node states {stated} s from when its watchdog is armed. W counts as read back from the device, and as \
              the device is known or was measured to need: `leasehold status` shows what is promised now."
         );
@@ -170,6 +205,7 @@ fn picture(config: &Config, report: &Report, out: &mut dyn Write) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::watchdog_measured::TimeToReset;
 
     fn show(text: &str, json: bool) -> String {
         let dir = tempfile::tempdir().unwrap();
@@ -198,6 +234,25 @@ mod tests {
         assert!(out.contains("The node states 26 s from when its watchdog is armed"), "{out}");
         let out = show("[watchdog]\ndevice = 'auto'\nbound = 'strict'", false);
         assert!(out.contains("The node states 36 s"), "{out}");
+    }
+
+    #[test]
+    fn a_device_of_this_host_counts_as_it_needs_and_one_that_never_fires_is_no_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "node='n1'\n[watchdog]\ndevice='auto'\n[contact]\nendpoints=['https://10.0.0.1']\n";
+        let config = Config::parse(text, dir.path(), || None).unwrap();
+        let itco = Found { identity: Some("iTCO_wdt".to_owned()), ..Found::unknown("/dev/watchdog0".into()) };
+        let show = |needs| {
+            let (report, mut text) = (Report::of(&config, Some((itco.clone(), needs))), Vec::new());
+            picture(&config, &report, &mut text).unwrap();
+            (report.bound_ms, String::from_utf8(text).unwrap())
+        };
+        let (bound, text) = show(TimeToReset::of(&itco, dir.path()));
+        assert_eq!(bound, Some(35_235.0));
+        assert!(text.contains("/dev/watchdog0 (iTCO_wdt) on this host needs 20 s"), "{text}");
+        let (bound, text) = show(Err("it does not reset this host".to_owned()));
+        assert_eq!(bound, None);
+        assert!(text.contains("bound: none. it does not reset this host."), "{text}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::ConfigError;
 use super::section::Section;
+use crate::node::watchdog_list::Wanted;
 use std::path::PathBuf;
 
 /// `[watchdog]` but for its timeout, which is part of the timeline.
@@ -28,6 +29,18 @@ pub enum Device {
     Path(PathBuf),
     /// The driver's name for it (/sys/class/watchdog/*/identity).
     Identity(String),
+}
+
+impl Watchdog {
+    /// The device asked for; `None`: none.
+    pub fn wanted(&self) -> Option<Wanted> {
+        match &self.device {
+            Device::None => None,
+            Device::Auto => Some(Wanted::Auto),
+            Device::Path(path) => Some(Wanted::Path(path.clone())),
+            Device::Identity(identity) => Some(Wanted::Identity(identity.clone())),
+        }
+    }
 }
 
 pub(super) fn watchdog(root: &Section<'_>) -> Result<Watchdog, ConfigError> {

@@ -4,16 +4,18 @@
 use super::core::{Input, Permit};
 use super::feed::{FeedReport, FeedState, Feeder, Keeper, Orders};
 use super::record::Record;
-use crate::config::{Config, Device};
+use crate::config::Config;
 use crate::lease::event::{Event, Severity};
 use crate::lease::gone::DisarmOrder;
 use crate::lease::timing::{Timing, Watchdog as Assured};
 use crate::lease::view::WatchdogView;
 use crate::node::last_resort::LastResort;
 use crate::node::systemd::Manager;
-use crate::node::watchdog::{LinuxWatchdog, time_to_reset};
-use crate::node::watchdog_list::{self, Found, Wanted};
-use crate::node::{clock, realtime};
+use crate::node::watchdog::{LinuxWatchdog, SHORT_TIMEOUTS};
+use crate::node::watchdog_list::{self, Found};
+use crate::node::watchdog_marks::{self, Concluded};
+use crate::node::watchdog_measured::TimeToReset;
+use crate::node::{clock, host, realtime};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -25,6 +27,8 @@ pub const STORED: &str = "watchdog";
 
 /// Between two looks at what the feed thread reports.
 const LOOK: Duration = Duration::from_millis(250);
+/// The same until it was armed or refused, which the first question waits for.
+const FIRST_LOOK: Duration = Duration::from_millis(25);
 
 /// A watchdog in use.
 pub struct Armament {
@@ -32,6 +36,7 @@ pub struct Armament {
     pub disarm: Arc<DisarmOrder>,
     report: Arc<FeedReport>,
     device: Found,
+    needs: TimeToReset,
     keeper: Keeper,
 }
 
@@ -48,18 +53,14 @@ impl Armament {
         core: &Sender<Input>,
         record: &Record,
     ) -> Result<Option<Armament>, String> {
-        let wanted = match &config.watchdog.device {
-            _ if config.policy().observe => return Ok(None),
-            Device::None => return Ok(None),
-            Device::Auto => Wanted::Auto,
-            Device::Path(path) => Wanted::Path(path.clone()),
-            Device::Identity(identity) => Wanted::Identity(identity.clone()),
-        };
+        let Some(wanted) = config.watchdog.wanted().filter(|_| !config.policy().observe) else { return Ok(None) };
+        conclude_test(config, record);
         let found = watchdog_list::list().map_err(|error| format!("the watchdogs cannot be listed: {error}"))?;
         let device = watchdog_list::choose(&found, &wanted, config.watchdog.allow_softdog)?;
         let armament = Armament {
             disarm: Arc::default(),
             report: Arc::default(),
+            needs: TimeToReset::of(&device, &config.state_dir)?,
             device,
             keeper: if manager.as_ref().is_some_and(Manager::stores) { Keeper::FdStore } else { Keeper::Nobody },
         };
@@ -67,7 +68,7 @@ impl Armament {
         let watcher = Watcher {
             report: armament.report.clone(),
             title: armament.device.title(),
-            identity: armament.identity().to_owned(),
+            needs: armament.needs.clone(),
             timing: config.timing,
             strict: config.watchdog.strict,
             manager,
@@ -87,6 +88,7 @@ impl Armament {
             device: self.device.title(),
             state: report.state().as_str().to_owned(),
             timeout_s: report.timeout(),
+            resets_after_ms: self.needs.after(report.timeout()).as_millis() as u64,
             keeper: match self.keeper {
                 Keeper::FdStore => "fd store".to_owned(),
                 Keeper::Nobody => "nobody".to_owned(),
@@ -98,10 +100,6 @@ impl Armament {
         }
     }
 
-    fn identity(&self) -> &str {
-        self.device.identity.as_deref().unwrap_or("IB700 WDT")
-    }
-
     fn feed(&self, config: &Config, permit: &Arc<Permit>, kept: Option<OwnedFd>) -> io::Result<Receiver<OwnedFd>> {
         let timing = config.timing;
         let timeout = u32::try_from(timing.watchdog.as_secs()).unwrap_or(u32::MAX);
@@ -109,10 +107,8 @@ impl Armament {
             keeper: self.keeper,
             timeout,
             period: timing.feed(),
-            last_resort: config
-                .watchdog
-                .last_resort
-                .then(|| time_to_reset(self.identity(), timeout, None) + timing.margin),
+            shortened: SHORT_TIMEOUTS.map(|seconds| (seconds, self.needs.after(seconds))),
+            last_resort: config.watchdog.last_resort.then(|| self.needs.after(timeout) + timing.margin),
         };
         let (path, nowayout) = (&self.device.path, self.device.nowayout);
         let adopted = kept.map(|kept| LinuxWatchdog::adopt(path, nowayout, kept)).transpose()?;
@@ -127,7 +123,7 @@ impl Armament {
             // An error leaves nothing to do that would not be tried at the next beat.
             let reset = move || drop(resort.reset());
             let mut feeder = match adopted {
-                Some(device) => Feeder::adopting(device, orders, clock::now, reset),
+                Some((device, seconds)) => Feeder::adopting((device, seconds), orders, &report, clock::now, reset),
                 None => Feeder::new(closed, orders, clock::now, reset),
             };
             if let Some(keep) = keep {
@@ -146,7 +142,7 @@ impl Armament {
 struct Watcher {
     report: Arc<FeedReport>,
     title: String,
-    identity: String,
+    needs: TimeToReset,
     timing: Timing,
     strict: bool,
     manager: Option<Manager>,
@@ -161,19 +157,20 @@ impl Watcher {
     }
 
     fn run(self) {
-        let mut told = (FeedState::Waiting, None);
+        const UNTRIED: (FeedState, Option<String>) = (FeedState::Waiting, None);
+        let mut told = UNTRIED;
         loop {
             let now = (self.report.state(), error(&self.report));
             self.keep(now.0);
             if now != told {
                 let timeout = self.report.timeout();
-                let bound = bound(now.0, &self.timing, &self.identity, timeout, self.strict);
+                let bound = bound(now.0, &self.timing, &self.needs, timeout, self.strict);
                 self.core.send(Input::Event(Event::Watchdog { bound })).expect("the core lives as long as the process");
                 let (severity, text) = tale(&now, &self.title, timeout, bound);
                 self.record.say(severity, text);
                 told = now;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(if told == UNTRIED { FIRST_LOOK } else { LOOK });
         }
     }
 
@@ -196,11 +193,24 @@ impl Watcher {
     }
 }
 
-/// The bound that a device in this state is good for: W as read back, or as the device is known to need.
-fn bound(state: FeedState, timing: &Timing, identity: &str, timeout: u32, strict: bool) -> Option<Duration> {
-    let armed = matches!(state, FeedState::Armed | FeedState::Starving | FeedState::Abandoned);
-    let timing = Timing { watchdog: time_to_reset(identity, timeout, None), ..*timing };
-    let assured = if armed { Assured::Armed } else { Assured::None };
+/// A test that ended with the last boot says what the device is good for in this one.
+fn conclude_test(config: &Config, record: &Record) {
+    let concluded = host::boot_id().and_then(|boot| watchdog_marks::conclude(&config.state_dir, boot));
+    let (severity, text) = match concluded {
+        Ok(None) => return,
+        Ok(Some(concluded @ Concluded::Reset(_))) => (Severity::Info, concluded.to_string()),
+        Ok(Some(unclear)) => (Severity::Warning, unclear.to_string()),
+        Err(error) => (Severity::Error, format!("the watchdog test of the last boot cannot be concluded: {error}")),
+    };
+    record.say(severity, text);
+}
+
+/// The bound that a device in this state is good for: W as read back, or as the device is known or was measured to need.
+fn bound(state: FeedState, timing: &Timing, needs: &TimeToReset, timeout: u32, strict: bool) -> Option<Duration> {
+    use FeedState::*;
+    let armed = matches!(state, Armed | Starving | Abandoned | Fencing);
+    let timing = Timing { watchdog: Duration::from_secs(timeout.into()), ..*timing };
+    let assured = if armed { Assured::Needs(needs.after(timeout)) } else { Assured::None };
     if strict { timing.bound_if_feed_stops(assured) } else { timing.bound(assured) }
 }
 
@@ -231,6 +241,12 @@ fn tale(
             Severity::Error,
             format!(
                 "the watchdog {title} is fed no more: a domain that must not run is not proven gone, or the guard's own scan or core hangs. It resets this host {timeout} s after its last feed unless that ends before; see `leasehold status`"
+            ),
+        ),
+        FeedState::Fencing => (
+            Severity::Error,
+            format!(
+                "the watchdog {title} resets this host now: what was to be killed lives on, and its timeout was cut short. Nothing stops that any more"
             ),
         ),
         FeedState::Disarmed => (

@@ -13,7 +13,7 @@ use crate::lease::view::StatusView;
 use crate::node::clock::{self, BootTimer};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender};
 
 /// What the core thread is told.
@@ -26,18 +26,31 @@ pub enum Input {
     Status(SyncSender<StatusView>),
 }
 
-/// The permit, published after every turn: the BOOTTIME nanosecond until which feeding a watchdog is proven safe.
+/// The permit, published after every turn: the BOOTTIME nanosecond until which feeding a watchdog is proven safe, and
+/// whether the reset is decided on since it passed.
 #[derive(Debug, Default)]
-pub struct Permit(AtomicU64);
+pub struct Permit {
+    until: AtomicU64,
+    fences: AtomicBool,
+}
 
 impl Permit {
     /// The instant.
     pub fn until(&self) -> BootTime {
-        BootTime::from_nanos(self.0.load(Ordering::Acquire))
+        BootTime::from_nanos(self.until.load(Ordering::Acquire))
     }
 
     pub(super) fn publish(&self, until: BootTime) {
-        self.0.store(until.as_nanos(), Ordering::Release);
+        self.until.store(until.as_nanos(), Ordering::Release);
+    }
+
+    /// Whether the reset of this host is decided on.
+    pub fn fences(&self) -> bool {
+        self.fences.load(Ordering::Acquire)
+    }
+
+    pub(super) fn publish_fence(&self, fences: bool) {
+        self.fences.store(fences, Ordering::Release);
     }
 }
 
@@ -109,8 +122,9 @@ pub fn run(mut guard: Guard, inputs: Receiver<Input>, hands: &Hands, timer: &Boo
     }
 }
 
-/// The feed thread learns what it may do: to feed until the permit, or to stop the watchdog.
+/// The feed thread learns what it may do: to feed until the permit, to cut short what is left, or to stop the watchdog.
 fn allow_feeding(guard: &Guard, hands: &Hands, permit: &Permit) {
+    permit.publish_fence(guard.fences());
     match (guard.all_gone(), &hands.watchdog) {
         (Some(proof), Some(watchdog)) => {
             permit.publish(guard.permit());

@@ -52,8 +52,10 @@ fn last_words(view: Option<&StatusView>) -> (Severity, String) {
         1 => "one domain runs on".to_owned(),
         many => format!("{many} domains run on"),
     };
-    let running_out =
-        view.watchdog.as_ref().filter(|dog| matches!(dog.state.as_str(), "armed" | "starving" | "abandoned"));
+    let running_out = view
+        .watchdog
+        .as_ref()
+        .filter(|dog| matches!(dog.state.as_str(), "armed" | "starving" | "abandoned" | "fencing"));
     match running_out {
         Some(watchdog) => (
             Severity::Error,

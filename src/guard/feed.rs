@@ -4,11 +4,14 @@
 use super::core::Permit;
 use crate::lease::gone::DisarmOrder;
 use crate::lease::time::BootTime;
-use crate::node::watchdog::{ArmError, Watchdog};
+use crate::node::watchdog::{ArmError, SHORT_TIMEOUTS, Watchdog};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
+
+/// Between two looks for the first permit, which the first question of a guard waits for.
+const FIRST_LOOK: Duration = Duration::from_millis(50);
 
 /// Who keeps the device open when the guard dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +51,8 @@ pub enum FeedState {
     Refused = 5,
     /// It was armed and its driver fails.
     Failing = 6,
+    /// The reset is decided on: open, with the shortest timeout. Nothing feeds or stops it any more.
+    Fencing = 7,
 }
 
 impl FeedState {
@@ -61,6 +66,7 @@ impl FeedState {
             FeedState::Disarmed => "disarmed",
             FeedState::Refused => "refused",
             FeedState::Failing => "failing",
+            FeedState::Fencing => "fencing",
         }
     }
 }
@@ -75,6 +81,7 @@ impl FeedReport {
             4 => FeedState::Disarmed,
             5 => FeedState::Refused,
             6 => FeedState::Failing,
+            7 => FeedState::Fencing,
             _ => FeedState::Waiting,
         }
     }
@@ -114,6 +121,8 @@ pub struct Orders {
     pub timeout: u32,
     /// P.
     pub period: Duration,
+    /// What the device needs from its last feed to the reset with each of these short timeouts, in seconds.
+    pub shortened: [(u32, Duration); SHORT_TIMEOUTS.len()],
     /// After the last feed, this long: the device should have fired, and the second way down is taken. `None`: never.
     pub last_resort: Option<Duration>,
 }
@@ -141,10 +150,25 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
         Feeder { keep: Some(keep), ..self }
     }
 
-    /// A feeder of a device that the service manager kept open over an earlier guard's death: nobody knows when it was
-    /// fed last, and nothing but a permit feeds it again.
-    pub fn adopting(device: W, orders: Orders, now: N, reset: R) -> Feeder<W, N, R> {
-        Feeder { state: FeedState::Starving, ..Feeder::new(device, orders, now, reset) }
+    /// A feeder of a device that the service manager kept open over an earlier guard's death, with this timeout, in
+    /// seconds, as read back: nobody knows when it was fed last, and nothing but a permit feeds it again.
+    pub fn adopting(
+        (device, seconds): (W, u32),
+        orders: Orders,
+        report: &FeedReport,
+        now: N,
+        reset: R,
+    ) -> Feeder<W, N, R> {
+        let mut feeder = Feeder { state: FeedState::Starving, ..Feeder::new(device, orders, now, reset) };
+        feeder.set_to(seconds, report);
+        feeder
+    }
+
+    /// Its timeout as read back is what the bound is made of. A device that took less than it was asked for wants to be fed
+    /// more often.
+    fn set_to(&mut self, seconds: u32, report: &FeedReport) {
+        report.timeout.store(seconds, Ordering::Release);
+        self.orders.period = self.orders.period.min(Duration::from_secs(seconds.into()) / 4);
     }
 
     /// One turn. The next is due at the instant returned.
@@ -163,28 +187,27 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
         } else if now < permit.until() {
             self.protect(permit, report);
         } else {
-            self.let_go(now, permit.until(), report);
+            self.let_go(now, permit, report);
         }
         report.state.store(self.state as u8, Ordering::Release);
         let until = permit.until();
-        self.due = now + self.orders.period;
+        let untried = self.state == FeedState::Waiting && report.errno() == 0;
+        self.due = now + if untried { FIRST_LOOK } else { self.orders.period };
         if self.state == FeedState::Armed && until > now { self.due.min(until) } else { self.due }
     }
 
     fn protect(&mut self, permit: &Permit, report: &FeedReport) {
         let fed = match self.state {
             FeedState::Armed | FeedState::Starving | FeedState::Failing => self.device.feed(),
-            FeedState::Refused => return,
+            FeedState::Refused | FeedState::Fencing => return,
             FeedState::Waiting | FeedState::Abandoned | FeedState::Disarmed => {
                 match self.device.arm(self.orders.timeout) {
                     Ok(seconds) => {
-                        report.timeout.store(seconds, Ordering::Release);
+                        self.set_to(seconds, report);
                         if let (Some(keep), Some(duplicate)) = (&self.keep, self.device.duplicate()) {
                             // One at a time: it is armed again only after the last one was taken out.
                             let _ = keep.try_send(duplicate);
                         }
-                        // A device that took less than it was asked for wants to be fed more often.
-                        self.orders.period = self.orders.period.min(Duration::from_secs(seconds.into()) / 4);
                         Ok(())
                     }
                     Err(why) => return self.refused(&why, report),
@@ -212,11 +235,14 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
     }
 
     /// The permit has passed, so something may live that must not.
-    fn let_go(&mut self, now: BootTime, permit: BootTime, report: &FeedReport) {
+    fn let_go(&mut self, now: BootTime, permit: &Permit, report: &FeedReport) {
         if self.state != FeedState::Armed {
+            if self.state == FeedState::Starving && permit.fences() {
+                self.cut_short(report);
+            }
             let fed = report.last_feed();
             let overdue = |after| fed > BootTime::ZERO && now >= fed + after;
-            if matches!(self.state, FeedState::Starving | FeedState::Abandoned)
+            if matches!(self.state, FeedState::Starving | FeedState::Abandoned | FeedState::Fencing)
                 && self.orders.last_resort.is_some_and(overdue)
             {
                 (self.reset)();
@@ -224,12 +250,26 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
             return;
         }
         // rule 5: a close is a feed. P after the permit is E: a thread that comes later than that leaves it open.
-        if self.orders.keeper == Keeper::Nobody && now.since(permit) < self.orders.period {
+        if self.orders.keeper == Keeper::Nobody && now.since(permit.until()) < self.orders.period {
             self.device.abandon();
             report.last_feed.store((self.now)().as_nanos(), Ordering::Release);
             self.state = FeedState::Abandoned;
         } else {
             self.state = FeedState::Starving;
+        }
+    }
+
+    /// The reset is decided on: with the shortest timeout it comes sooner. Setting one is a feed, so it is done only where
+    /// the reset comes sooner also if this thread is held for P before it (rule 5). Of a device that was taken over nobody
+    /// knows the last feed: it counts as the boot, long over.
+    fn cut_short(&mut self, report: &FeedReport) {
+        let shortest = self.device.shortest();
+        let needs = self.orders.shortened.iter().find(|(seconds, _)| Some(*seconds) == shortest);
+        let (Some(&(_, needs)), fed) = (needs, report.last_feed()) else { return };
+        let due = fed + Duration::from_secs(report.timeout().into());
+        if (self.now)() + self.orders.period + needs <= due && self.device.shorten().is_ok() {
+            // Not noted as a feed: the second way down stays due when it was.
+            self.state = FeedState::Fencing;
         }
     }
 

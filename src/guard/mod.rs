@@ -89,7 +89,7 @@ fn start(config: &Config) -> Result<Never, String> {
     }));
     let run_dir = &config.run_dir;
     std::fs::create_dir_all(run_dir).map_err(|error| format!("cannot create {}: {error}", run_dir.display()))?;
-    let _only_one = OnlyOne::take(&run_dir.join("guard.lock")).map_err(|error| error.to_string())?;
+    let _only_one = OnlyOne::take(&local::lock_path(run_dir)).map_err(|error| error.to_string())?;
     let boot = host::boot_id().map_err(|error| format!("cannot read this boot's id: {error}"))?;
     // Every thread started from here on inherits these.
     let signals = farewell::prepare().map_err(cannot_start)?;
@@ -177,7 +177,10 @@ fn start(config: &Config) -> Result<Never, String> {
     if let (Some(_), Memory::Restored(ledger)) = (&hands.watchdog, &memory) {
         policy.bound = ledger.promised(&policy.timing).filter(|_| policy.unkillable == Unkillable::Reset);
     }
-    let guard = Guard::new(policy, incarnation, memory);
+    let mut guard = Guard::new(policy, incarnation, memory);
+    if hands.watchdog.is_some() {
+        guard = guard.awaiting_watchdog();
+    }
     self::core::run(guard, inputs, &hands, &timer, &permit);
     Err("the core thread ended".into())
 }

@@ -40,13 +40,15 @@ pub struct Guard {
     pub(super) next_question: QuestionNumber,
     pub(super) last_asked: Option<BootTime>,
     pub(super) ask_soon: bool,
+    /// How long the first question waits for the watchdog's word, if it does.
+    pub(super) watchdog_awaited: Option<Duration>,
     pub(super) hinted: BTreeSet<DomainId>,
     pub(super) announced: BTreeSet<(DomainId, Epoch)>,
     pub(super) scanned: BootTime,
     scan_due: bool,
     starts_asked: Option<BootTime>,
     /// The first turn. How a start went that an earlier guard let through, only libvirt and a scan can say.
-    began: Option<BootTime>,
+    pub(super) began: Option<BootTime>,
     turned: BootTime,
     pub(super) actions: Vec<Action>,
 }
@@ -63,6 +65,7 @@ pub(super) enum Amnesia {
 /// A hook that waits for its verdict.
 pub(super) struct WaitingHook {
     pub(super) call: HookCall,
+    pub(super) came: BootTime,
     /// The first question asked after it came: only an answer to this one or a later one decides against it.
     pub(super) question: QuestionNumber,
     pub(super) scan_asked: bool,
@@ -110,6 +113,7 @@ impl Guard {
             next_question: QuestionNumber(1),
             last_asked: None,
             ask_soon: true,
+            watchdog_awaited: None,
             hinted: BTreeSet::new(),
             announced: BTreeSet::new(),
             scanned: BootTime::ZERO,
@@ -147,6 +151,7 @@ impl Guard {
                 // A host that stays up over what cannot be killed has no bound to promise.
                 let bound = bound.filter(|_| self.policy.unkillable == Unkillable::Reset);
                 self.ask_soon |= self.policy.bound != bound;
+                self.watchdog_awaited = None;
                 self.policy.bound = bound;
                 self.ledger.promise = bound.map(|bound| Promise::new(bound, &self.policy.timing));
             }
@@ -187,7 +192,8 @@ impl Guard {
             self.last_asked.map_or(now, |last| last + LEAST_GAP)
         } else {
             self.last_asked.map_or(now, |last| last + self.policy.timing.renew)
-        };
+        }
+        .max(self.silent_until());
         let overdue = self.asked.values().map(|asked| asked.sent + asked.timeout);
         let hooks = self.hooks.iter().map(|hook| hook.call.answer_by);
         let deadlines = self
@@ -217,6 +223,10 @@ impl Guard {
         self.scanned = scan.began;
         for seen in &scan.copies {
             self.seen(now, seen);
+        }
+        if self.permit() <= now {
+            // Nothing is armed before an answer has named what was found running, which should not wait for that.
+            self.watchdog_awaited = None;
         }
         for entry in self.ledger.domains.values_mut() {
             let Some(open) = &entry.admission else { continue };

@@ -33,7 +33,7 @@ impl Guard {
             self.scan_soon();
         }
         let question = self.next_question();
-        self.hooks.push(WaitingHook { call, question, scan_asked: false });
+        self.hooks.push(WaitingHook { call, came: now, question, scan_asked: false });
     }
 
     /// Gives every hook its verdict that can have one now.

@@ -26,6 +26,13 @@ impl Guard {
                     dying.killed = true;
                     due.push(Due::Kill(id, at));
                 }
+                if let Some(give_up_at) = give_up_at(&self.policy, entry, at)
+                    && now >= give_up_at
+                    && let Some(dying) = &mut entry.copies[at].dying
+                    && !std::mem::replace(&mut dying.given_up, true)
+                {
+                    due.push(Due::GiveUp(id, at));
+                }
             }
         }
         for step in due {
@@ -34,7 +41,7 @@ impl Guard {
     }
 
     fn act(&mut self, now: BootTime, step: Due) {
-        let (Due::Condemned(domain, at) | Due::Kill(domain, at)) = step;
+        let (Due::Condemned(domain, at) | Due::Kill(domain, at) | Due::GiveUp(domain, at)) = step;
         let entry = &self.ledger.domains[&domain];
         let copy = &entry.copies[at];
         let Some(dying) = &copy.dying else { return };
@@ -63,17 +70,35 @@ impl Guard {
             // safety: an observing node promised nothing, so nobody relies on this kill.
             Due::Kill(..) if self.policy.observe => {}
             Due::Kill(..) => self.actions.push(Action::Kill { domain, process }),
+            // Without a bound no watchdog is armed, and nothing follows.
+            Due::GiveUp(..) if self.policy.bound.is_none() => {}
+            Due::GiveUp(..) => {
+                let since = now.since(kill_at).as_secs_f64();
+                let text = format!(
+                    "domain {who}, process {}, is not proven gone {since:.1} s after SIGKILL ({why}): its host is given up, and its watchdog resets it now, or sooner than it would where that can be",
+                    process.pid
+                );
+                self.tell(Severity::Error, text);
+            }
         }
+    }
+
+    /// Whether the reset of this host is decided on: something enforced lived on after its kill budget. Its watchdog is
+    /// fed no more since E - P; what it still grants is of no use to anybody.
+    pub fn fences(&self) -> bool {
+        let enforced = self.ledger.domains.values().filter(|entry| !entry.held_on_lapse);
+        let mut dying = enforced.flat_map(|entry| &entry.copies).filter_map(|copy| copy.dying.as_ref());
+        self.amnesia.is_none() && dying.any(|dying| dying.given_up)
     }
 
     /// The instants at which this domain needs a step.
     pub(super) fn deadlines(&self, entry: &Entry) -> Vec<BootTime> {
-        let step = |copy: &Copy| match &copy.dying {
-            Some(dying) => dying.kill_at,
+        let step = |at: usize| match &entry.copies[at].dying {
+            Some(dying) => give_up_at(&self.policy, entry, at).unwrap_or(dying.kill_at),
             None if entry.held_on_lapse => BootTime::NEVER,
-            None => self.policy.timing.lapse(copy.expires),
+            None => self.policy.timing.lapse(entry.copies[at].expires),
         };
-        entry.copies.iter().map(step).collect()
+        (0..entry.copies.len()).map(step).collect()
     }
 
     /// The instants past which this domain forbids feeding the watchdog (rule 4): its living processes, the dead that
@@ -103,6 +128,16 @@ impl Guard {
 enum Due {
     Condemned(DomainId, usize),
     Kill(DomainId, usize),
+    GiveUp(DomainId, usize),
+}
+
+/// When the host is given up for this copy, which was struck: never before E, for until E - P its watchdog is fed. `None`:
+/// no reset comes for it.
+fn give_up_at(policy: &Policy, entry: &Entry, at: usize) -> Option<BootTime> {
+    let copy = &entry.copies[at];
+    let struck = copy.dying.as_ref().filter(|dying| dying.killed)?;
+    let resets = !policy.observe && !entry.held_on_lapse && policy.unkillable == Unkillable::Reset;
+    resets.then(|| policy.timing.given_up(struck.kill_at.max(copy.expires)))
 }
 
 /// Whether this process must die, and by when.
@@ -125,5 +160,5 @@ fn condemn(policy: &Policy, entry: &Entry, copy: &Copy, now: BootTime) -> Option
     };
     // A revocation never lets a domain live longer than its lease would have.
     let kill_at = if expires > now { kill_at.min(expires) } else { kill_at };
-    Some(Dying { why, since: now, kill_at, killed: false })
+    Some(Dying { why, since: now, kill_at, killed: false, given_up: false })
 }

@@ -192,6 +192,9 @@ pub struct Dying {
     /// SIGKILL was ordered by this guard process.
     #[serde(skip)]
     pub killed: bool,
+    /// It lived on after its kill budget: the reset of this host is decided on.
+    #[serde(skip)]
+    pub given_up: bool,
 }
 
 /// What a ledger file held.

@@ -4,6 +4,7 @@ use super::event::{Action, Question};
 use super::guard::Guard;
 use super::id::{DomainId, QuestionNumber};
 use super::ledger::Entry;
+use super::policy::Unkillable;
 use super::time::BootTime;
 use crate::protocol::{MAX_DOMAINS, Receipt};
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,6 +12,8 @@ use std::time::Duration;
 
 /// Two questions are at least this far apart, so that no hint can make a guard flood its authority.
 pub(super) const LEAST_GAP: Duration = Duration::from_millis(10);
+/// The longest that the first question waits for the watchdog's word. A device that has its permit is armed within 100 ms.
+const ARMING: Duration = Duration::from_millis(1500);
 /// Questions whose answers may still come in.
 const MOST_IN_FLIGHT: usize = 8;
 
@@ -24,6 +27,25 @@ pub(super) struct Asked {
 }
 
 impl Guard {
+    /// Has the first question wait for [`Event::Watchdog`]: an answer to one that states no bound counts for as long as
+    /// the longest lease and its bound, 69 s with the fast profile, although the device is armed a moment later. It waits
+    /// no longer than R and [`ARMING`], than half of what a waiting hook has, or than it can become clear that nothing
+    /// will be armed before an answer; and not at all where no bound would be stated.
+    pub fn awaiting_watchdog(mut self) -> Guard {
+        let states = !self.policy.observe && self.policy.unkillable == Unkillable::Reset && self.policy.bound.is_none();
+        self.watchdog_awaited = states.then(|| self.policy.timing.renew.min(ARMING));
+        self
+    }
+
+    /// Until when no question is asked, for the watchdog's word.
+    pub(super) fn silent_until(&self) -> BootTime {
+        let first = self.hooks.iter().map(|hook| hook.came + hook.call.answer_by.left(hook.came) / 2).min();
+        match (self.watchdog_awaited, self.began) {
+            (Some(longest), Some(began)) => (began + longest).min(first.unwrap_or(BootTime::NEVER)),
+            _ => BootTime::ZERO,
+        }
+    }
+
     /// Says that a question should not wait for its turn.
     pub(super) fn ask_soon(&mut self) {
         self.ask_soon = true;
@@ -64,9 +86,10 @@ impl Guard {
         let (gap, renew) = (LEAST_GAP, self.policy.timing.renew);
         let regular = self.last_asked.is_none_or(|last| now >= last + renew);
         let soon = self.ask_soon && self.asked.is_empty() && self.last_asked.is_none_or(|last| now >= last + gap);
-        if !(regular || soon) {
+        if !(regular || soon) || now < self.silent_until() {
             return;
         }
+        self.watchdog_awaited = None;
         let mut wanted: BTreeMap<DomainId, String> =
             std::mem::take(&mut self.hinted).into_iter().map(|id| (id, String::new())).collect();
         wanted.extend(self.hooks.iter().map(|hook| (hook.call.domain, hook.call.name.clone())));

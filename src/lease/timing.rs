@@ -16,6 +16,7 @@
 //!  12.99   lapse: libvirt is asked to destroy the domain                    E - D, D = 2
 //!  13.99   the last instant at which the watchdog may be fed                E - P, P = 1
 //!  14.99   E: SIGKILL, and again until proven gone                          L·(1 - 500 ppm), L = 15
+//!  19.49   the kill budget is over: the reset is decided on                 E + (W - P)/2
 //!  23.99   the machine is reset if anything of the domain lives             E - P + W, W = 10
 //!  26      the bound: whoever moves the domain may start it elsewhere       L + W + m, m = 1
 //! ```
@@ -27,6 +28,7 @@
 //!   3.99   lapse                                                            D = 1
 //!   4.24   last feed                                                        P = 0.75
 //!   4.99   E                                                                L = 5
+//!   6.12   the reset is decided on
 //!   7.24   reset                                                            W = 3
 //!   8.5    the bound                                                        m = 0.5
 //! ```
@@ -34,6 +36,14 @@
 //! The bound counts L and not L·(1 - drift): it is measured on the controller's clock, from the instant the answer was
 //! issued, which is never before the question was sent. The margin m pays for the difference of the two clocks' rates
 //! in either direction and for the scheduling of whoever acts last: `m >= 2·drift·(L + W) + SCHEDULING`.
+//!
+//! A device that needs W' > W from its last feed to the reset is paid out of the margin as far as that is more than what
+//! clocks and scheduling need: `max(L + W + m, L + W' + 2·drift·(L + W') + SCHEDULING)`. With the default profile:
+//!
+//! ```text
+//!   i6300ESB  W' = 10.169   max(26, 15 + 10.169 + 0.025169 + 0.2 = 25.394169) = 26          (fast: 8.5)
+//!   iTCO_wdt  W' = 20       max(26, 15 + 20 + 0.035 + 0.2)                    = 35.235      (fast: 11.211)
+//! ```
 
 use super::time::BootTime;
 use std::fmt;
@@ -63,8 +73,10 @@ pub enum Profile {
 pub enum Watchdog {
     /// Nothing does: there is no bound, only receipts.
     None,
-    /// A device is armed and fed only under a permit (rule 4).
+    /// A device is armed and fed only under a permit (rule 4), and resets the host W after its last feed.
     Armed,
+    /// The same, and it needs W', this long, from its last feed to the reset.
+    Needs(Duration),
 }
 
 /// The values of one node's timeline. Every instant in the system is computed by the methods below and nowhere else.
@@ -141,30 +153,49 @@ impl Timing {
         self.last_feed(expires) + self.watchdog
     }
 
+    /// The kill budget is over: half-way from SIGKILL, due at `killed`, to what E - P + W makes of it. What lives then is
+    /// not going to end in time, and the reset is decided on.
+    pub fn given_up(&self, killed: BootTime) -> BootTime {
+        killed + self.watchdog.saturating_sub(self.feed()) / 2
+    }
+
     /// How long one question may take: R, so that a question that hangs delays the next by nothing.
     pub fn request_timeout(&self) -> Duration {
         self.renew
     }
 
-    /// L + W + m: after the last answer that could have renewed, the old copy is gone, whatever failed. None without a
-    /// watchdog: then only a receipt proves anything.
+    /// L + W + m, or what a slow device needs if that is more: after the last answer that could have renewed, the old
+    /// copy is gone, whatever failed. None without a watchdog: then only a receipt proves anything.
     pub fn bound(&self, watchdog: Watchdog) -> Option<Duration> {
-        match watchdog {
-            Watchdog::None => None,
-            Watchdog::Armed => Some(self.ttl + self.watchdog + self.margin),
-        }
+        self.bound_after(1, watchdog)
     }
 
-    /// L + 2W + m: the bound under either double fault of rule 5 (a feed thread stopped exactly between reading the
-    /// permit and feeding; a guard first hung and then killed where nobody keeps its device open). Each is one late
-    /// feed, which grants one more W.
+    /// L + 2W + m, or what a slow device needs: the bound under either double fault of rule 5 (a feed thread stopped
+    /// exactly between reading the permit and feeding; a guard first hung and then killed where nobody keeps its device
+    /// open). Each is one late feed, which grants one more W.
     pub fn bound_if_feed_stops(&self, watchdog: Watchdog) -> Option<Duration> {
-        Some(self.bound(watchdog)? + self.watchdog)
+        self.bound_after(2, watchdog)
+    }
+
+    /// The bound when the device may run down this many times.
+    fn bound_after(&self, runs: u32, watchdog: Watchdog) -> Option<Duration> {
+        let needed = match watchdog {
+            Watchdog::None => return None,
+            Watchdog::Armed => self.watchdog,
+            Watchdog::Needs(needed) => needed.max(self.watchdog),
+        };
+        let (set, silent) = (self.ttl + self.watchdog * runs, self.ttl + needed * runs);
+        Some((set + self.margin).max(silent + self.margin_over(silent)))
     }
 
     /// The smallest margin these values need: `2·drift·(L + W) + SCHEDULING`, the clock part rounded up.
     pub fn margin_needed(&self) -> Duration {
-        share(self.ttl + self.watchdog, self.drift_ppm) * 2 + SCHEDULING
+        self.margin_over(self.ttl + self.watchdog)
+    }
+
+    /// What two clocks may come to differ by over a span, and the scheduling of whoever acts at its end.
+    fn margin_over(&self, span: Duration) -> Duration {
+        share(span, self.drift_ppm) * 2 + SCHEDULING
     }
 
     /// Whether the values fit together.

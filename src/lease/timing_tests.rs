@@ -23,6 +23,7 @@ fn the_default_timeline_second_by_second() {
     assert_eq!(e, at(114_992_500), "15 s less 500 ppm = 7.5 ms");
     assert_eq!(t.lapse(e), at(112_992_500), "2 s before");
     assert_eq!(t.last_feed(e), at(113_992_500), "1 s before");
+    assert_eq!(t.given_up(e), at(119_492_500), "half of 10 s - 1 s after E");
     assert_eq!(t.reset_by(e), at(123_992_500), "10 s after the last feed");
     assert_eq!(t.bound(Watchdog::Armed), Some(ms(26_000)), "15 + 10 + 1");
     assert_eq!(t.bound_if_feed_stops(Watchdog::Armed), Some(ms(36_000)), "15 + 2·10 + 1");
@@ -36,9 +37,25 @@ fn the_fast_timeline_second_by_second() {
     assert_eq!(e, at(104_997_500), "5 s less 500 ppm = 2.5 ms");
     assert_eq!(t.lapse(e), at(103_997_500));
     assert_eq!(t.last_feed(e), at(104_247_500), "P = 3 s / 4 = 0.75 s");
+    assert_eq!(t.given_up(e), at(106_122_500));
     assert_eq!(t.reset_by(e), at(107_247_500));
     assert_eq!(t.bound(Watchdog::Armed), Some(ms(8500)));
     assert_eq!(t.bound_if_feed_stops(Watchdog::Armed), Some(ms(11_500)));
+}
+
+#[test]
+fn a_slow_device_is_paid_out_of_the_margin_as_far_as_clocks_and_scheduling_leave_it() {
+    let esb = |millis| Watchdog::Needs(ms(millis));
+    assert_eq!(DEFAULT.bound(esb(10_169)), Some(ms(26_000)), "15 + 10.169 + 0.025169 + 0.2 is less");
+    assert_eq!(FAST.bound(esb(3_051)), Some(ms(8500)), "5 + 3.051 + 0.008051 + 0.2 is less");
+    let itco = Watchdog::Needs(ms(20_000));
+    assert_eq!(DEFAULT.bound(itco), Some(ms(35_235)), "15 + 20, 2 · 500 ppm · 35 s = 35 ms, and 200 ms");
+    assert_eq!(DEFAULT.bound_if_feed_stops(itco), Some(ms(55_255)), "15 + 2·20, 55 ms and 200 ms");
+    assert_eq!(FAST.bound(Watchdog::Needs(ms(6000))), Some(ms(11_211)), "5 + 6, 11 ms and 200 ms");
+    // The last millisecond that the margin pays for: 25.774 s, and 25.774 ms and 200 ms.
+    assert_eq!(DEFAULT.bound(Watchdog::Needs(ms(10_774))), Some(ms(26_000)));
+    assert!(DEFAULT.bound(Watchdog::Needs(ms(10_775))) > Some(ms(26_000)));
+    assert_eq!(DEFAULT.bound(Watchdog::Needs(ms(1))), DEFAULT.bound(Watchdog::Armed), "never less than W as it is set");
 }
 
 #[test]
@@ -134,5 +151,29 @@ proptest! {
         let node = u128::from(t.reset_by(e).as_nanos() - sent.as_nanos());
         let real = node * 1_000_000 / u128::from(1_000_000 - ppm);
         prop_assert!(real + SCHEDULING.as_nanos() <= t.bound(Watchdog::Armed).unwrap().as_nanos());
+    }
+
+    /// Whatever a device needs: the bound is never less than the configured one, never less than what the slowest allowed
+    /// clock and scheduling make of the device's own time, and never shrinks when the device needs more.
+    #[test]
+    fn a_bound_covers_the_device_and_the_configuration_and_grows_with_both(
+        ttl in 100u64..100_000, watchdog in 1u64..60, ppm in 1u32..20_000, margin in 200u64..10_000,
+        needs in 0u64..200_000, more in 0u64..50_000, runs in 1u32..=2,
+    ) {
+        let t = Timing { ttl: ms(ttl), watchdog: ms(watchdog * 1000), drift_ppm: ppm, margin: ms(margin), ..DEFAULT };
+        prop_assume!(t.margin >= t.margin_needed());
+        let bound = |t: Timing, needs| match runs {
+            1 => t.bound(Watchdog::Needs(ms(needs))).unwrap(),
+            _ => t.bound_if_feed_stops(Watchdog::Needs(ms(needs))).unwrap(),
+        };
+        let stated = bound(t, needs);
+        prop_assert!(stated >= t.ttl + t.watchdog * runs + t.margin);
+        // The node's own time until the reset, on a clock as slow as is allowed, by the controller's.
+        let node = (t.lifetime(t.ttl) + ms(needs).max(t.watchdog) * runs).as_nanos();
+        let real = node * 1_000_000 / u128::from(1_000_000 - ppm);
+        prop_assert!(real + SCHEDULING.as_nanos() <= stated.as_nanos());
+        prop_assert!(bound(t, needs + more) >= stated);
+        let longer = Timing { ttl: t.ttl + ms(more), ..t };
+        prop_assert!(bound(longer, needs) >= stated);
     }
 }

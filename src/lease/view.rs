@@ -59,10 +59,13 @@ pub enum DrainView {
 pub struct WatchdogView {
     /// Its device file and identity.
     pub device: String,
-    /// `waiting`, `armed`, `starving`, `abandoned`, `disarmed`, `refused` or `failing`.
+    /// `waiting`, `armed`, `starving`, `abandoned`, `fencing`, `disarmed`, `refused` or `failing`.
     pub state: String,
     /// Its timeout as read back, in seconds; zero before it was armed.
     pub timeout_s: u32,
+    /// From its last feed to the reset, as it is counted: as set, as the device is known or as it was measured to need.
+    #[serde(default)]
+    pub resets_after_ms: u64,
     /// Who keeps it open when the guard dies: `fd store` or `nobody`.
     pub keeper: String,
     /// Since the last feed; null: none yet.

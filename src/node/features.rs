@@ -63,22 +63,6 @@ pub fn crash_kernel() -> bool {
     number::<u8>("/sys/kernel/kexec_crash_loaded") == Some(1)
 }
 
-/// The watchdog devices, by sysfs alone: opening one would arm it (Documentation/ABI/testing/sysfs-class-watchdog).
-pub fn watchdogs() -> Vec<String> {
-    let mut found: Vec<String> = fs::read_dir("/sys/class/watchdog")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| {
-            let attribute = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
-            let (identity, state) = (attribute("identity"), attribute("state"));
-            format!("{} ({} {})", entry.file_name().to_string_lossy(), identity.trim(), state.trim())
-        })
-        .collect();
-    found.sort();
-    found
-}
-
 /// Whether a directory is on a tmpfs, so that nothing in it survives a reboot.
 ///
 /// # Errors

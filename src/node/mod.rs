@@ -16,6 +16,7 @@
 //! | [`libvirt`] | the polite way, through a `virsh` child with a deadline |
 //! | [`realtime`] | running when every processor is busy |
 //! | [`watchdog`], [`watchdog_list`] | the hardware's own reset, fed only under a permit (rules 4 and 5) |
+//! | [`watchdog_marks`], [`watchdog_measured`] | how long it really takes, measured across the reset |
 //! | [`last_resort`] | the kernel's own reset, where the watchdog's did not come |
 //! | [`systemd`] | sd_notify, and the descriptors a service manager keeps |
 //! | [`hook_audit`] | is libvirt's hook ours and in force (rule 10) |
@@ -54,6 +55,8 @@ mod transport;
 pub mod watch;
 pub mod watchdog;
 pub mod watchdog_list;
+pub mod watchdog_marks;
+pub mod watchdog_measured;
 
 #[cfg(test)]
 mod testing;

@@ -23,7 +23,7 @@ pub const KEEPALIVEPING: u32 = 0x8000;
 pub const CARDRESET: u32 = 0x0020;
 
 /// Timeouts tried, in seconds, to find the least that a driver takes.
-const SHORT_TIMEOUTS: [u32; 4] = [1, 2, 4, 8];
+pub const SHORT_TIMEOUTS: [u32; 4] = [1, 2, 4, 8];
 
 /// What the feed thread may do to a watchdog. No call but [`Watchdog::disarm`] can stop one.
 pub trait Watchdog {
@@ -38,6 +38,9 @@ pub trait Watchdog {
     /// # Errors
     /// The driver's, `ENODEV` when it is gone.
     fn feed(&mut self) -> io::Result<()>;
+
+    /// The least timeout that the driver takes, in seconds; `None`: it is not open, or none less than its timeout is known.
+    fn shortest(&self) -> Option<u32>;
 
     /// Shortens its timeout to the least that the driver takes, which feeds it once more; nothing when that is no less.
     ///
@@ -99,11 +102,15 @@ impl fmt::Display for ArmError {
 /// How long this device really takes from its last feed to the reset, if it is known or was measured to need another
 /// time than it reads back (docs/watchdog.md). iTCO_wdt: its counter runs twice. ib700: even seconds, rounded up.
 /// i6300ESB: its driver takes 1024 ticks for a second (drivers/watchdog/i6300esb.c, `esb_timer_set_heartbeat`), and a tick
-/// is 2^15 clocks of a 33 MHz bus: 1.7 % longer. In whole milliseconds, rounded up: bounds are stated in them.
+/// is 2^15 clocks of a 33 MHz bus: 1.7 % longer. A driver that tells no identity (empty) counts as the slowest known. In
+/// whole milliseconds, rounded up: bounds are stated in them.
+///
+/// What was measured only ever raises it. A host that somebody switched off while its watchdog was tested looks like one
+/// that was reset early: nothing that a test says may lower a promise.
 pub fn time_to_reset(identity: &str, seconds: u32, measured: Option<Duration>) -> Duration {
     let seconds = Duration::from_secs(seconds.into());
     let known = match identity {
-        "iTCO_wdt" => seconds * 2,
+        "iTCO_wdt" | "" => seconds * 2,
         "IB700 WDT" => Duration::from_secs(seconds.as_secs().next_multiple_of(2)),
         "i6300ESB timer" => Duration::from_millis((seconds.as_secs() * (1024 << 15)).div_ceil(33_000)),
         _ => seconds,
@@ -136,18 +143,18 @@ impl LinuxWatchdog {
         LinuxWatchdog { path: path.to_owned(), nowayout, open: None }
     }
 
-    /// One that the service manager kept open over the death of an earlier guard. Touched by WDIOC_GETTIMEOUT and
+    /// One that the service manager kept open over the death of an earlier guard, and its timeout in seconds. Touched by WDIOC_GETTIMEOUT and
     /// WDIOC_GETSUPPORT only, which do not feed it.
     ///
     /// # Errors
     /// It is no watchdog.
-    pub fn adopt(path: &Path, nowayout: bool, kept: OwnedFd) -> io::Result<LinuxWatchdog> {
+    pub fn adopt(path: &Path, nowayout: bool, kept: OwnedFd) -> io::Result<(LinuxWatchdog, u32)> {
         let device = File::from(kept);
         let options = sys::watchdog_support(device.as_fd())?.options;
         let timeout = sys::watchdog_timeout(device.as_fd())?;
         // The least it takes was found by the guard that armed it; asking for it again would feed it.
         let open = Open { device, by_ioctl: options & KEEPALIVEPING != 0, unsay: true, timeout, shortest: timeout };
-        Ok(LinuxWatchdog { path: path.to_owned(), nowayout, open: Some(open) })
+        Ok((LinuxWatchdog { path: path.to_owned(), nowayout, open: Some(open) }, timeout))
     }
 }
 
@@ -191,6 +198,10 @@ impl Watchdog for LinuxWatchdog {
         }
         // Any byte but 'V' (watchdog_write, drivers/watchdog/watchdog_dev.c).
         open.device.write_all(b"\0")
+    }
+
+    fn shortest(&self) -> Option<u32> {
+        self.open.as_ref().filter(|open| open.shortest < open.timeout).map(|open| open.shortest)
     }
 
     fn shorten(&mut self) -> io::Result<()> {
@@ -247,5 +258,7 @@ mod tests {
         assert_eq!(time_to_reset("IB700 WDT", 9, None), secs(10));
         assert_eq!(time_to_reset("iTCO_wdt", 10, Some(secs(19))), secs(20));
         assert_eq!(time_to_reset("ipmi", 10, Some(secs(12))), secs(12));
+        assert_eq!(time_to_reset("ipmi", 10, Some(secs(8))), secs(10), "a shorter one lowers nothing");
+        assert_eq!(time_to_reset("", 10, Some(secs(11))), secs(20), "it may be an iTCO that somebody switched off");
     }
 }

@@ -1,5 +1,6 @@
 //! Which watchdogs this machine has, and which one is used. Opens none of them: sysfs and /proc tell all that can be
-//! told without starting one (Documentation/ABI/testing/sysfs-class-watchdog).
+//! told without starting one (Documentation/ABI/testing/sysfs-class-watchdog). What sysfs does not list (a driver without
+//! the watchdog core) or does not describe (a kernel without WATCHDOG_SYSFS) has no identity here.
 
 use super::files;
 use super::process;
@@ -12,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 /// softdog's identity (drivers/watchdog/softdog.c): a timer of this very kernel, which dies with it.
 pub const SOFTDOG: &str = "Software Watchdog";
-/// The device number of /dev/watchdog (misc device, Documentation/admin-guide/devices.txt), for drivers without the
-/// watchdog core, which sysfs does not list.
+/// The device number of /dev/watchdog (misc device, Documentation/admin-guide/devices.txt): the old name of the core's
+/// first device, or a driver without the core.
 const LEGACY: (u64, u64) = (10, 130);
 
 /// One watchdog.
@@ -49,13 +50,28 @@ pub struct Holder {
 }
 
 impl Found {
+    /// A device of which nothing but its node is known.
+    pub fn unknown(path: PathBuf) -> Found {
+        Found {
+            path,
+            identity: None,
+            state: None,
+            timeout: None,
+            timeleft: None,
+            nowayout: false,
+            options: None,
+            bootstatus: None,
+            holders: Vec::new(),
+        }
+    }
+
     fn is_softdog(&self) -> bool {
         self.identity.as_deref() == Some(SOFTDOG)
     }
 
     /// Its path and what it is, for people.
     pub fn title(&self) -> String {
-        format!("{} ({})", self.path.display(), self.identity.as_deref().unwrap_or("not in sysfs"))
+        format!("{} ({})", self.path.display(), self.identity.as_deref().unwrap_or("identity unknown"))
     }
 }
 
@@ -79,7 +95,7 @@ pub fn list() -> io::Result<Vec<Found>> {
 }
 
 fn list_in(class: &Path, dev: &Path) -> io::Result<Vec<Found>> {
-    let mut found = Vec::new();
+    let (mut found, mut listed) = (Vec::new(), Vec::new());
     let entries = match fs::read_dir(class) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         entries => Some(entries?),
@@ -91,6 +107,10 @@ fn list_in(class: &Path, dev: &Path) -> io::Result<Vec<Found>> {
             Some(String::from_utf8_lossy(&bytes).trim().to_owned())
         };
         let number = |name: &str| parse(&attribute(name)?);
+        listed.extend(attribute("dev").and_then(|text| {
+            let (major, minor) = text.split_once(':')?;
+            Some((major.parse().ok()?, minor.parse().ok()?))
+        }));
         found.push(Found {
             path: dev.join(entry.file_name()),
             identity: attribute("identity"),
@@ -103,26 +123,26 @@ fn list_in(class: &Path, dev: &Path) -> io::Result<Vec<Found>> {
             holders: Vec::new(),
         });
     }
-    // The core gives its first device the old name too; only a driver without the core is there and not in the class.
-    let legacy = dev.join("watchdog");
-    if found.is_empty() && device_number(&legacy) == Some(LEGACY) {
-        found.push(Found {
-            path: legacy,
-            identity: None,
-            state: None,
-            timeout: None,
-            timeleft: None,
-            nowayout: false,
-            options: None,
-            bootstatus: None,
-            holders: Vec::new(),
-        });
+    if found.iter().any(|device: &Found| device.path.ends_with("watchdog0")) {
+        listed.push(LEGACY);
+    }
+    for entry in fs::read_dir(dev)?.flatten() {
+        let path = entry.path();
+        let named = entry.file_name().to_str().and_then(|name| name.strip_prefix("watchdog")).is_some_and(is_number);
+        let unlisted = || device_number(&path).is_some_and(|number| !listed.contains(&number));
+        if named && unlisted() && found.iter().all(|device: &Found| device.path != path) {
+            found.push(Found::unknown(path));
+        }
     }
     found.sort_by(|one, other| one.path.cmp(&other.path));
     for device in &mut found {
         device.holders = holders(&device.path);
     }
     Ok(found)
+}
+
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Decimal, or hexadecimal with 0x as `options` and `bootstatus` print it.
@@ -270,5 +290,29 @@ mod tests {
         assert_eq!((found[0].options, found[0].bootstatus, found[0].timeleft), (Some(0x8180), Some(32), None));
         assert_eq!(found[0].state.as_deref(), Some("active"));
         assert_eq!(list_in(&dir.path().join("none"), dir.path()).unwrap(), []);
+    }
+
+    #[test]
+    fn a_device_that_sysfs_does_not_list_is_there_without_an_identity_and_none_is_there_twice() {
+        let dir = tempfile::tempdir().unwrap();
+        let (class, dev) = (dir.path().join("class"), dir.path().join("dev"));
+        fs::create_dir_all(class.join("watchdog1")).unwrap();
+        fs::create_dir_all(&dev).unwrap();
+        // /dev/null is (1, 3) and /dev/zero (1, 5).
+        fs::write(class.join("watchdog1/dev"), "1:5\n").unwrap();
+        for (name, target) in [
+            ("watchdog", "/dev/null"),
+            ("watchdog1", "/dev/zero"),
+            ("watchdog7", "/dev/zero"),
+            ("watchdogd", "/dev/null"),
+        ] {
+            std::os::unix::fs::symlink(target, dev.join(name)).unwrap();
+        }
+        fs::write(dev.join("watchdog3"), "no device").unwrap();
+        let found = list_in(&class, &dev).unwrap();
+        let shown: Vec<_> =
+            found.iter().map(|device| device.path.strip_prefix(&dev).unwrap().to_str().unwrap()).collect();
+        assert_eq!(shown, ["watchdog", "watchdog1"]);
+        assert!(found.iter().all(|device| device.identity.is_none()));
     }
 }

@@ -11,6 +11,7 @@
 #
 # DEVICE=     i6300esb (default), softdog, iTCO_wdt or ib700wdt
 # FILESYSTEM=1  ext4 can be mounted: /ext4.img is one, empty, for `mount -o loop`
+# DISK=       a file: the image of a disk that outlives the machine, made where there is none, with ext4, mounted on /disk
 # REAL_TIME=1 the machine's clocks follow this machine's. Otherwise they count its own instructions and jump where it
 #             idles: a loaded machine then cannot make it late, and waiting costs nothing. Its watchdog counts the same
 #             clock (QEMU_CLOCK_VIRTUAL), so that instants within the machine are to be read on its own clock alone.
@@ -25,7 +26,7 @@ fail() { echo "watchdog-vm: $*" >&2; exit 2; }
 
 fetch() {
   local dir=$1 package
-  [[ ! -e $dir/vmlinux ]] || return 0
+  [[ ! -e $dir/vmlinux || ! -e $dir/virtio_blk.ko ]] || return 0
   mkdir -p "$dir/unpack"
   cd "$dir/unpack"
   package=$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: *\(linux-image-[0-9].*amd64\).*/\1/p' | head -1)
@@ -34,6 +35,7 @@ fetch() {
   dpkg-deb --fsys-tarfile "$package"_*.deb | tar x --wildcards './boot/vmlinuz-*' \
     './lib/modules/*/kernel/drivers/watchdog/*' './lib/modules/*/kernel/drivers/mfd/*' \
     './lib/modules/*/kernel/drivers/block/loop.ko' './lib/modules/*/kernel/crypto/crc32c_generic.ko' \
+    './lib/modules/*/kernel/drivers/block/virtio_blk.ko' './lib/modules/*/kernel/drivers/virtio/*' \
     './lib/modules/*/kernel/lib/crc16.ko' './lib/modules/*/kernel/fs/*'
   find lib -name '*.ko' -exec mv -t "$dir" {} +
   # Unpacked once here and not at every boot by the emulated machine: half of its start. The kernel is moved last, for it
@@ -67,13 +69,22 @@ run() {
   [[ -z ${REAL_TIME:-} ]] || time=()
   mkdir -p "$work"
   root=$work/root
-  mkdir "$root" "$root"/{bin,dev,proc,sys,run,tmp,var,etc,mnt}
+  mkdir "$root" "$root"/{bin,dev,proc,sys,run,tmp,var,etc,mnt,disk}
   for applet in $(/bin/busybox --list); do ln -sf busybox "$root/bin/$applet"; done
   ln -sf ../proc/mounts "$root/etc/mtab"
   rm -f "$root/bin/busybox"
   cp /bin/busybox "$root/bin/"
+  [[ -z ${FILESYSTEM:-}${DISK:-} ]] || modules+=(crc16 crc32c_generic mbcache jbd2 ext4)
+  local mount=
+  if [[ -n ${DISK:-} ]]; then
+    modules+=(virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci virtio_blk)
+    # What it has written is this machine's when it is reset, synced here or not.
+    hardware+=(-drive "file=$DISK,if=none,id=disk,format=raw,cache=unsafe" -device virtio-blk-pci,drive=disk)
+    mount='mount -t ext4 /dev/vda /disk'
+    [[ -e $DISK ]] || { truncate -s 8M "$DISK" && mkfs.ext4 -q "$DISK"; }
+  fi
   if [[ -n ${FILESYSTEM:-} ]]; then
-    modules+=(loop crc16 crc32c_generic mbcache jbd2 ext4)
+    modules+=(loop)
     truncate -s 8M "$root/ext4.img"
     mkfs.ext4 -q -O ^has_journal "$root/ext4.img"
   fi
@@ -95,6 +106,7 @@ run() {
 export PATH=/bin
 mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs dev /dev; mount -t tmpfs run /run; mount -t tmpfs tmp /tmp
 $insert
+$mount
 ip link set lo up
 exec sh /main
 X
@@ -111,5 +123,5 @@ X
 case ${1:-} in
   fetch) [[ $# == 2 ]] && fetch "$(mkdir -p "$2" && cd "$2" && pwd)" ;;
   run) [[ $# -ge 4 ]] && run "${@:2}" ;;
-  *) sed -n '2,21p' "$0"; exit 2 ;;
+  *) sed -n '2,22p' "$0"; exit 2 ;;
 esac

@@ -41,6 +41,7 @@ configure() {
   cat >/etc/leasehold.toml <<X
 node = "n1"
 profile = "$PROFILE"
+state_dir = "${STATE:-/var/lib/leasehold}"
 [watchdog]
 device = "auto"
 allow_softdog = true

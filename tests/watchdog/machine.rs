@@ -80,6 +80,15 @@ impl Machine {
 
     /// Runs it to its end. `None`: it cannot be run here, which was said.
     pub fn run(&self) -> Option<Story> {
+        self.run_with(&[])
+    }
+
+    /// The same with a disk that outlives it, on /disk: the next machine finds there what this one left.
+    pub fn run_on(&self, disk: &Path) -> Option<Story> {
+        self.run_with(&[("DISK", disk)])
+    }
+
+    fn run_with(&self, disk: &[(&str, &Path)]) -> Option<Story> {
         let thread = std::thread::current();
         let name = thread.name().expect("a test's thread has the test's name");
         if let Some(why) = hindrance(self.programs) {
@@ -105,6 +114,7 @@ impl Machine {
             .args(self.programs.iter().flat_map(|program| with_libraries(program)))
             .env("DEVICE", self.device.driver())
             .envs(self.environment.iter().copied())
+            .envs(disk.iter().copied())
             .stdin(Stdio::null())
             .output()
             .expect("bash can be run");

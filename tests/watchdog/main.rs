@@ -9,3 +9,4 @@ mod devices;
 mod feeding;
 mod ladder;
 mod machine;
+mod measuring;

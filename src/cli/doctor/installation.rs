@@ -1,10 +1,9 @@
 //! What leasehold itself needs: its configuration, its guard, libvirt, the hook, and what it knows of the domains.
 
-use super::Finding;
+use super::{Finding, watchdog};
 use crate::config::{self, Config};
 use crate::lease::late_write::LateWrite;
 use crate::lease::ledger::label;
-use crate::lease::timing::Watchdog;
 use crate::lease::view::StatusView;
 use crate::local::{self, Reply, Request};
 use crate::node::domains::{self, Finder};
@@ -53,7 +52,7 @@ pub(super) fn look(path: &Path) -> Vec<Finding> {
     }
     findings.extend(daemon(libvirt_dir, uri));
     findings.extend(faults(view.as_deref(), libvirt_dir, hooks_dir));
-    findings.push(watchdog(config.as_ref(), view.as_deref()));
+    findings.extend(watchdog::look(config.as_ref(), view.as_deref()));
     findings.extend(storage(libvirt_dir));
     findings
 }
@@ -181,50 +180,6 @@ fn faults(view: Option<&StatusView>, run_dir: &Path, hooks_dir: &Path) -> Vec<Fi
         findings.push(Finding::ok("hook", "installed and in force"));
     }
     findings
-}
-
-fn watchdog(config: Option<&Config>, view: Option<&StatusView>) -> Finding {
-    let wanted = config.is_some_and(|config| config.watchdog_wanted() == Watchdog::Armed);
-    let here = match features::watchdogs() {
-        devices if devices.is_empty() => "this host has none".to_owned(),
-        devices => format!("this host has {}", devices.join(", ")),
-    };
-    let unbounded = "a host that hangs is not reset, so there is no bound, only receipts";
-    match (wanted, view, view.and_then(|view| view.watchdog.as_ref())) {
-        (false, ..) => Finding::warn(
-            "watchdog",
-            format!("none is configured ({here}): {unbounded}"),
-            "[watchdog] device in the configuration; until then start elsewhere only on a receipt, or after this host was powered off",
-        ),
-        (true, None, _) => Finding::warn(
-            "watchdog",
-            format!("one is configured ({here}), and no guard runs that could arm it"),
-            "systemctl start leasehold",
-        ),
-        (true, Some(view), Some(watchdog)) if watchdog.state == "armed" => {
-            let bound =
-                view.bound_ms.map_or("no bound".to_owned(), |bound| format!("a bound of {} s", bound as f64 / 1000.0));
-            Finding::ok(
-                "watchdog",
-                format!("{} is armed with {} s; this node promises {bound}", watchdog.device, watchdog.timeout_s),
-            )
-        }
-        (true, Some(_), Some(watchdog)) => Finding::warn(
-            "watchdog",
-            format!(
-                "{} is {}{}: {unbounded}",
-                watchdog.device,
-                watchdog.state,
-                watchdog.error.as_ref().map_or(String::new(), |error| format!(" ({error})"))
-            ),
-            "leasehold status says since when and why",
-        ),
-        (true, Some(_), None) => Finding::fail(
-            "watchdog",
-            format!("one is configured and cannot be used ({here}): {unbounded}"),
-            "the guard's fault above says why",
-        ),
-    }
 }
 
 fn storage(run_dir: &Path) -> Vec<Finding> {

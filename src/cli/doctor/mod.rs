@@ -2,6 +2,7 @@
 
 mod installation;
 mod machine;
+mod watchdog;
 
 use super::{Exit, Terminal};
 use crate::{config, out};

@@ -2,6 +2,7 @@
 //! 2 s of politeness, 500 ppm.
 
 mod answers;
+mod arming;
 mod arrivals;
 mod drain;
 mod memory;

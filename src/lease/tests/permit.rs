@@ -103,3 +103,66 @@ fn a_bound_outlives_the_guard_that_promised_it_but_not_its_timeline() {
     node.step(Event::Watchdog { bound: None });
     assert_eq!(node.guard.ledger().promised(&policy().timing), None);
 }
+
+/// Struck and alive: WEB runs under a lease of 1010, is denied at 1011 and killed at 1013.
+fn struck(policy: Policy) -> (Node, SeenCopy) {
+    let mut node = Node::with(policy, Memory::First(BOOT));
+    node.step(Event::Watchdog { bound: Some(Duration::from_secs(26)) });
+    let said = |node: &mut Node, s: f64, claim: ClaimEntry| {
+        node.at(s);
+        node.question = None;
+        node.step(Event::Hinted(vec![WEB]));
+        node.answer(&[claim]);
+    };
+    said(&mut node, 1010.0, allow(WEB, 1));
+    assert_eq!(node.hook(WEB, HookOp::Prepare), Some(Verdict::Allow));
+    assert_eq!(node.hook(WEB, HookOp::Start), Some(Verdict::Allow));
+    let copy = node.copy(WEB, 41);
+    node.scan(std::slice::from_ref(&copy));
+    said(&mut node, 1011.0, deny(WEB, 1));
+    node.at(1013.5);
+    node.step(Event::Tick);
+    assert_eq!(killed(&node.actions), [41]);
+    (node, copy)
+}
+
+#[test]
+fn the_reset_is_decided_on_half_way_from_e_to_it_and_not_while_feeding_is_allowed() {
+    let (mut node, _) = struck(policy());
+    let copy = node.guard.ledger().domains[&WEB].copies[0].clone();
+    let decided = policy().timing.given_up(copy.expires);
+    assert_eq!(decided, secs(1029.4925), "E, which the denial left as it was, and half of 10 s - 1 s");
+    let mut wakes = vec![];
+    while node.now < decided {
+        assert!(!node.guard.fences(), "not before: {:?}", node.now);
+        node.now = node.guard.wake_at(node.now).max(node.now + Duration::from_nanos(1));
+        node.step(Event::Tick);
+        wakes.push(node.now);
+    }
+    assert_eq!(node.now, decided, "it wakes for it: {wakes:?}");
+    assert!(node.guard.fences() && node.guard.permit() < node.now);
+    let told = |node: &Node| {
+        node.actions.iter().filter(|a| matches!(a, Action::Tell(n) if n.text.contains("given up"))).count()
+    };
+    node.at(1040.0);
+    node.step(Event::Tick);
+    assert_eq!(told(&node), 1, "said once");
+}
+
+#[test]
+fn what_is_gone_after_all_is_no_reason_for_a_reset_any_more() {
+    let (mut node, copy) = struck(policy());
+    node.run_dry(1035.0);
+    assert!(node.guard.fences());
+    node.step(Event::Gone { domain: WEB, process: copy.process });
+    assert!(!node.guard.fences());
+}
+
+#[test]
+fn no_reset_is_decided_on_where_none_would_come() {
+    for policy in [Policy { unkillable: Unkillable::Report, ..policy() }, Policy { lapse: Lapse::Hold, ..policy() }] {
+        let (mut node, _) = struck(policy);
+        node.run_dry(1060.0);
+        assert!(!node.guard.fences());
+    }
+}
