@@ -6,7 +6,6 @@
 
 pub mod book;
 mod boots;
-pub mod clock;
 mod leases;
 mod leaving;
 pub mod records;

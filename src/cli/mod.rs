@@ -14,6 +14,7 @@ pub mod status;
 pub mod timing;
 mod waiting;
 pub mod watchdog;
+pub mod why;
 
 use crate::hook;
 use clap::{Parser, Subcommand};
@@ -46,6 +47,7 @@ enum Command {
     Drain(drain::Drain),
     Undrain(drain::Undrain),
     Watchdog(watchdog::Watchdog),
+    Why(why::Why),
     #[command(hide = true)]
     Flush(flush::Flush),
     /// Be libvirt's qemu hook: NAME OPERATION SUB-OPERATION EXTRA, the domain's XML on stdin.
@@ -85,6 +87,7 @@ pub fn main() -> ExitCode {
         Command::Drain(args) => return drain::run(args, &mut Terminal::stdio(), io::stdin().lock()).into(),
         Command::Undrain(args) => return drain::run_undrain(args, &mut Terminal::stdio()).into(),
         Command::Watchdog(args) => return watchdog::run(args, &mut Terminal::stdio(), io::stdin().lock()).into(),
+        Command::Why(args) => return why::run(args, &mut Terminal::stdio()).into(),
         Command::Flush(args) => return flush::run(args, &mut Terminal::stdio()).into(),
         Command::Hook { arguments } => return hook::run(arguments),
     };

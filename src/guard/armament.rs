@@ -2,11 +2,14 @@
 //! what it is worth and the operator what became of it.
 
 use super::core::{Input, Permit};
+use super::fences::Fences;
 use super::feed::{FeedReport, FeedState, Feeder, Keeper, Orders};
 use super::record::Record;
 use crate::config::Config;
 use crate::lease::event::{Event, Severity};
+use crate::lease::fence::{Mark, Unfed, What};
 use crate::lease::gone::DisarmOrder;
+use crate::lease::ledger::label;
 use crate::lease::timing::{Timing, Watchdog as Assured};
 use crate::lease::view::WatchdogView;
 use crate::node::last_resort::LastResort;
@@ -16,6 +19,7 @@ use crate::node::watchdog_list::{self, Found};
 use crate::node::watchdog_marks::{self, Concluded};
 use crate::node::watchdog_measured::TimeToReset;
 use crate::node::{clock, host, realtime};
+use crate::protocol::NamedState;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -25,6 +29,8 @@ use std::time::Duration;
 /// The name under which the service manager keeps the device.
 pub const STORED: &str = "watchdog";
 
+/// What the core gets to say what lives.
+const PATIENCE: Duration = Duration::from_millis(100);
 /// Between two looks at what the feed thread reports.
 const LOOK: Duration = Duration::from_millis(250);
 /// The same until it was armed or refused, which the first question waits for.
@@ -51,7 +57,7 @@ impl Armament {
         (manager, kept): (Option<Manager>, Option<OwnedFd>),
         permit: &Arc<Permit>,
         core: &Sender<Input>,
-        record: &Record,
+        (record, fences): (&Record, &Fences),
     ) -> Result<Option<Armament>, String> {
         let Some(wanted) = config.watchdog.wanted().filter(|_| !config.policy().observe) else { return Ok(None) };
         conclude_test(config, record);
@@ -75,6 +81,7 @@ impl Armament {
             duplicates,
             core: core.clone(),
             record: record.clone(),
+            fences: fences.clone(),
         };
         watcher.start().map_err(cannot_start)?;
         Ok(Some(armament))
@@ -149,6 +156,7 @@ struct Watcher {
     duplicates: Receiver<OwnedFd>,
     core: Sender<Input>,
     record: Record,
+    fences: Fences,
 }
 
 impl Watcher {
@@ -166,11 +174,41 @@ impl Watcher {
                 let timeout = self.report.timeout();
                 let bound = bound(now.0, &self.timing, &self.needs, timeout, self.strict);
                 self.core.send(Input::Event(Event::Watchdog { bound })).expect("the core lives as long as the process");
-                let (severity, text) = tale(&now, &self.title, timeout, bound);
+                let (severity, text) = tale(&now, &self.title, timeout, bound, || self.what_lives());
                 self.record.say(severity, text);
+                self.mark(told.0, now.0);
                 told = now;
             }
             std::thread::sleep(if told == UNTRIED { FIRST_LOOK } else { LOOK });
+        }
+    }
+
+    /// Keeps in the fence record that the device is fed no more, or again.
+    fn mark(&self, before: FeedState, now: FeedState) {
+        let event = match (before.is_running_out(), now.is_running_out()) {
+            (_, true) => What::LastFeed,
+            (true, false) if now == FeedState::Armed => What::FedAgain,
+            _ => return,
+        };
+        let (fed, timeout_s) = (self.report.last_feed(), self.report.timeout());
+        let unfed = Unfed { device: self.title.clone(), timeout_s, fed, reset_by: fed + self.needs.after(timeout_s) };
+        let watchdog = Some(unfed);
+        self.fences.mark(Mark { at: clock::now(), event, last_answer: None, domains: Vec::new(), more: 0, watchdog });
+    }
+
+    /// What keeps the device from being fed, as far as the core tells in time.
+    fn what_lives(&self) -> String {
+        let (to, view) = sync_channel(1);
+        self.core.send(Input::Status(to)).expect("the core lives as long as the process");
+        let Ok(view) = view.recv_timeout(PATIENCE) else { return "the guard's core does not answer".to_owned() };
+        let alive: Vec<_> = view.domains.iter().filter(|domain| !domain.pids.is_empty()).collect();
+        let dying = alive.iter().filter(|domain| domain.state == NamedState::Dying);
+        let names: Vec<_> = dying.map(|domain| label(&domain.name, domain.domain)).collect();
+        match (names.as_slice(), alive.len()) {
+            ([], 0) => "the guard's scan is late".to_owned(),
+            ([], count) => format!("the leases of {count} domains end now"),
+            ([one], _) => format!("domain {one} must die and is not proven gone"),
+            ([first, ..], _) => format!("{} domains must die and are not proven gone, {first} among them", names.len()),
         }
     }
 
@@ -219,6 +257,7 @@ fn tale(
     title: &str,
     timeout: u32,
     bound: Option<Duration>,
+    what_lives: impl FnOnce() -> String,
 ) -> (Severity, String) {
     let error = error.as_deref().unwrap_or("no reason is known");
     match state {
@@ -238,13 +277,14 @@ fn tale(
             )
         }
         FeedState::Starving | FeedState::Abandoned => (
-            Severity::Error,
+            Severity::Emergency,
             format!(
-                "the watchdog {title} is fed no more: a domain that must not run is not proven gone, or the guard's own scan or core hangs. It resets this host {timeout} s after its last feed unless that ends before; see `leasehold status`"
+                "the watchdog {title} is fed no more: {}. It resets this host {timeout} s after its last feed unless that ends before; see `leasehold status`",
+                what_lives()
             ),
         ),
         FeedState::Fencing => (
-            Severity::Error,
+            Severity::Emergency,
             format!(
                 "the watchdog {title} resets this host now: what was to be killed lives on, and its timeout was cut short. Nothing stops that any more"
             ),

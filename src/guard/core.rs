@@ -1,6 +1,7 @@
 //! The core thread: one channel in, the lease core decides, actions out. It blocks on nothing but its channel.
 
 use super::armament::Armament;
+use super::fences::Fences;
 use super::killer::Killer;
 use super::outbox::{Outbox, Outward};
 use super::polite::Polite;
@@ -70,6 +71,8 @@ pub struct Hands {
     pub faults: Vec<String>,
     /// The operator.
     pub record: Record,
+    /// What led to a kill or a reset, for afterwards.
+    pub fences: Fences,
 }
 
 /// Runs until the process ends. Hooks come last: a host that starts hundreds of domains at once must not let the answers
@@ -151,6 +154,7 @@ fn carry_out(guard: &mut Guard, event: Event, hands: &Hands, timer: &BootTimer, 
             Action::Resume { domain, name, by } => hands.polite.resume(domain, name, by),
             Action::Scan { daemons } => hands.scanner.scan_now(daemons),
             Action::AskStarts => hands.polite.ask_starts(),
+            Action::Mark(mark) => hands.fences.mark(mark),
             Action::Tell(notice) => hands.record.tell(notice),
             Action::Ask(question) => outward.push(Outward::Ask(question)),
             Action::Reply { hook, verdict } => outward.push(Outward::Reply(hook, verdict)),

@@ -56,6 +56,11 @@ pub enum FeedState {
 }
 
 impl FeedState {
+    /// It is armed and nobody feeds it.
+    pub fn is_running_out(self) -> bool {
+        matches!(self, FeedState::Starving | FeedState::Abandoned | FeedState::Fencing)
+    }
+
     /// As the status says it.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -14,6 +14,7 @@
 //! | polite | has libvirt destroy | libvirt, with a deadline |
 //! | socket, peer | hooks and status | their peers, with a deadline |
 //! | record | log | anything |
+//! | fences | keeps the fence record | the disk |
 //! | farewell | says what a stop means, and ends the process | a signal |
 //!
 //! The guard is built to be killed at any instant: there is no shutdown, only the ledger.
@@ -25,6 +26,7 @@ mod disks;
 mod ending;
 mod farewell;
 mod feed;
+mod fences;
 mod killer;
 mod outbox;
 mod polite;
@@ -36,18 +38,21 @@ mod socket;
 use self::core::{Hands, Input, Permit};
 use crate::config::{Config, read_token};
 use crate::lease::event::{Event, Severity};
+use crate::lease::fence_story::{self, Ending};
 use crate::lease::guard::{Guard, Memory};
 use crate::lease::id::BootId;
 use crate::lease::ledger::{Ledger, Recovered};
 use crate::lease::policy::Unkillable;
 use crate::local::{self, HookSettings};
 use crate::node::clock::BootTimer;
+use crate::node::fence_journal;
 use crate::node::files::{self, Durability};
 use crate::node::host;
 use crate::node::libvirt::Libvirt;
 use crate::node::lock::OnlyOne;
 use crate::node::realtime;
 use crate::node::systemd;
+use crate::node::watchdog_list;
 use crate::sources::Source;
 use crate::sources::http::{Client, Settings};
 use crate::sources::native::{Native, NodeFacts};
@@ -118,6 +123,13 @@ fn start(config: &Config) -> Result<Never, String> {
 
     let (core, inputs) = channel();
     let (copies, waiting) = (Copies::default(), outbox::Waiting::default());
+    let place = fences::Place {
+        state_dir: config.state_dir.clone(),
+        node: config.node.clone(),
+        boot_id: boot,
+        incarnation,
+    };
+    let fences = fences::Fences::start(place, &copies, &record).map_err(cannot_start)?;
     let timer = BootTimer::new().map_err(cannot_start)?;
     let timer = Arc::new(timer);
     start_ticker(timer.clone(), core.clone()).map_err(cannot_start)?;
@@ -147,6 +159,7 @@ fn start(config: &Config) -> Result<Never, String> {
         watchdog: None,
         faults: Vec::new(),
         record: record.clone(),
+        fences: fences.clone(),
     };
     farewell::start(signals, core.clone(), record.clone()).map_err(cannot_start)?;
     let socket = local::socket_path(run_dir);
@@ -154,8 +167,9 @@ fn start(config: &Config) -> Result<Never, String> {
     socket::start(&socket, &core, &waiting, &callers, (copies, disks), &record)
         .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
     record.say(Severity::Info, started(config));
+    say_last_reset(config, boot, &record);
     let permit = Arc::new(Permit::default());
-    match armament::Armament::start(config, (manager.clone(), kept), &permit, &core, &record) {
+    match armament::Armament::start(config, (manager.clone(), kept), &permit, &core, (&record, &fences)) {
         Ok(watchdog) => hands.watchdog = watchdog,
         Err(why) => {
             let fault = format!("no watchdog is used: {why}. This node promises receipts and no bound");
@@ -188,6 +202,19 @@ fn start(config: &Config) -> Result<Never, String> {
 fn started(config: &Config) -> String {
     let (node, mode) = (&config.node, if config.policy().observe { "observing" } else { "enforcing" });
     format!("the guard of node {node} runs, {mode}; until a watchdog is armed it promises receipts and no bound")
+}
+
+/// What ended the last boot, if this host's watchdog did.
+fn say_last_reset(config: &Config, boot: BootId, record: &Record) {
+    match fence_journal::read(&config.state_dir) {
+        Ok((lines, _)) => {
+            let stories = fence_story::tell(&lines, boot, watchdog_list::boot_status(), None);
+            for story in stories.into_iter().filter(|story| story.ending == Ending::Reset) {
+                record.say(Severity::Warning, format!("{}. `leasehold why` tells how it came to that", story.headline));
+            }
+        }
+        Err(error) => record.say(Severity::Warning, format!("why the last boot ended is not known: {error}")),
+    }
 }
 
 fn waits_its_turn(error: &io::Error) -> String {

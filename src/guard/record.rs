@@ -2,6 +2,7 @@
 //! channel and go on.
 
 use crate::lease::event::{Notice, Severity};
+use crate::node::kmsg;
 use std::io::Write;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
@@ -77,10 +78,15 @@ fn run(lines: &Receiver<Notice>, dropped: &AtomicU64, open: &AtomicU64) {
 
 fn put(notice: &Notice, journal: bool, syslog: &mut Option<Syslog>) {
     let priority = match notice.severity {
+        Severity::Emergency => 0,
         Severity::Info => 6,
         Severity::Warning => 4,
         Severity::Error => 3,
     };
+    if notice.severity == Severity::Emergency {
+        // First: whatever reads stderr or syslog may hang with the host's disks.
+        kmsg::emergency(&notice.text);
+    }
     // A closed stderr is nobody's business.
     let mut stderr = std::io::stderr().lock();
     let _ = if journal {
@@ -113,6 +119,7 @@ impl Syslog {
             Severity::Info => formatter.info(&mut line, &notice.text),
             Severity::Warning => formatter.warning(&mut line, &notice.text),
             Severity::Error => formatter.err(&mut line, &notice.text),
+            Severity::Emergency => formatter.emerg(&mut line, &notice.text),
         };
         if formatted.is_err() {
             return;

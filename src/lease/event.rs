@@ -1,5 +1,6 @@
 //! What goes into the lease core and what comes out of it.
 
+use super::fence::Mark;
 use super::id::{DomainId, NodeId, ProcessKey, QuestionNumber};
 use super::time::BootTime;
 use crate::protocol::{NamedDomain, Receipt, RenewAnswer};
@@ -222,6 +223,8 @@ pub enum Action {
         /// The process.
         process: ProcessKey,
     },
+    /// Keep this in the fence record.
+    Mark(Mark),
     /// Tell the operator.
     Tell(Notice),
 }
@@ -262,6 +265,8 @@ pub enum Severity {
     Warning,
     /// Something was refused or killed, or must be.
     Error,
+    /// Leases end here because nobody answers, or this host is about to be reset.
+    Emergency,
 }
 
 /// Who owns a domain instead of this node, as far as the authority said.

@@ -5,7 +5,9 @@
 //! [`Turn::ledger_changed`] is set, `Ask` and `Reply` may leave only after the ledger is written; `Kill` and
 //! `Destroy` never wait for anything (rule 6).
 
+use super::alarm::{Told, victim};
 use super::event::{Action, CopyState, Event, HookCall, Notice, Scan, SeenCopy, Severity};
+use super::fence::What;
 use super::id::{BootId, DomainId, Epoch, Incarnation, ProcessKey, QuestionNumber};
 use super::ledger::{Arriving, Copy, Entry, Ledger, Promise, Stage, label};
 use super::policy::{Lapse, Policy, Unkillable};
@@ -50,6 +52,7 @@ pub struct Guard {
     /// The first turn. How a start went that an earlier guard let through, only libvirt and a scan can say.
     pub(super) began: Option<BootTime>,
     turned: BootTime,
+    pub(super) told: Told,
     pub(super) actions: Vec<Action>,
 }
 
@@ -121,6 +124,7 @@ impl Guard {
             starts_asked: None,
             began: None,
             turned: BootTime::ZERO,
+            told: Told::default(),
             actions: Vec::new(),
         }
     }
@@ -162,6 +166,7 @@ impl Guard {
         for (&id, entry) in &mut self.ledger.domains {
             entry.held_on_lapse = self.policy.lapse_of(id, &entry.name) == Lapse::Hold;
         }
+        self.hear_silence(now);
         self.enforce(now);
         self.resume_arrived(now);
         self.settle_hooks(now);
@@ -201,7 +206,8 @@ impl Guard {
             .domains
             .values()
             .flat_map(|entry| self.deadlines(entry).into_iter().chain(self.resume_at(entry)));
-        overdue.chain(hooks).chain(deadlines).filter(|&at| at > now).fold(asking.max(now), BootTime::min)
+        let silence = self.silence_heard_at();
+        overdue.chain(hooks).chain(deadlines).chain(silence).filter(|&at| at > now).fold(asking.max(now), BootTime::min)
     }
 
     /// The ledger, to be written.
@@ -287,6 +293,7 @@ impl Guard {
         let copy = entry.copies.remove(at);
         entry.stirred = Some(now);
         let who = label(&entry.name, domain);
+        let died = copy.dying.is_some().then(|| victim(domain, entry, &copy));
         // A receipt, or a start that waits, needs a scan begun after this.
         self.scan_due = true;
         let text = match &copy.dying {
@@ -299,6 +306,9 @@ impl Guard {
             None => format!("domain {who}, process {}, ended by itself and is gone", process.pid),
         };
         self.tell(Severity::Info, text);
+        if let Some(victim) = died {
+            self.mark(now, What::Gone, vec![victim]);
+        }
     }
 
     fn starts_in_flight(&mut self, asked: BootTime, domains: &[DomainId]) {

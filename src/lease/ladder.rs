@@ -1,6 +1,7 @@
 //! From lapse to SIGKILL: which processes must die, when each step is due, and what all that means for the permit.
 
 use super::event::{Action, Severity};
+use super::fence::Cause;
 use super::guard::Guard;
 use super::id::DomainId;
 use super::ledger::{Copy, Dying, Entry, denial, label};
@@ -35,9 +36,10 @@ impl Guard {
                 }
             }
         }
-        for step in due {
+        for &step in &due {
             self.act(now, step);
         }
+        self.mark_steps(now, &due);
     }
 
     fn act(&mut self, now: BootTime, step: Due) {
@@ -125,7 +127,7 @@ impl Guard {
 
 /// A step of the ladder that is due for the copy at this place of its entry.
 #[derive(Clone, Copy)]
-enum Due {
+pub(super) enum Due {
     Condemned(DomainId, usize),
     Kill(DomainId, usize),
     GiveUp(DomainId, usize),
@@ -147,18 +149,21 @@ fn condemn(policy: &Policy, entry: &Entry, copy: &Copy, now: BootTime) -> Option
     let sealed = copy.epoch.is_some_and(|epoch| entry.is_sealed(epoch));
     let newer =
         entry.lease.as_ref().map(|lease| lease.epoch).filter(|&epoch| copy.epoch.is_some_and(|own| own < epoch));
-    let (why, kill_at) = if let (true, Some(seal)) = (sealed, &entry.seal) {
-        (format!("its lease is over: {}", denial(&seal.reason, seal.epoch, &policy.node)), now + timing.polite)
+    let soon = now + timing.polite;
+    let (cause, why, kill_at) = if let (true, Some(seal)) = (sealed, &entry.seal) {
+        let denial = denial(&seal.reason, seal.epoch, &policy.node);
+        (Cause::Denied, format!("its lease is over: {denial}"), soon)
     } else if let Some(epoch) = newer {
-        (format!("it started under an older epoch than the lease, {epoch}: it is stale"), now + timing.polite)
+        (Cause::Stale, format!("it started under an older epoch than the lease, {epoch}: it is stale"), soon)
     } else if entry.held_on_lapse || now < timing.lapse(expires) {
         return None;
     } else if copy.epoch.is_none() {
-        ("it runs without a lease, and no answer has allowed it".to_owned(), expires)
+        (Cause::Unleased, "it runs without a lease, and no answer has allowed it".to_owned(), expires)
     } else {
-        ("its lease was not renewed in time: no answer from the authority renewed it".to_owned(), expires)
+        let why = "its lease was not renewed in time: no answer from the authority renewed it";
+        (Cause::Lapsed, why.to_owned(), expires)
     };
     // A revocation never lets a domain live longer than its lease would have.
     let kill_at = if expires > now { kill_at.min(expires) } else { kill_at };
-    Some(Dying { why, since: now, kill_at, killed: false, given_up: false })
+    Some(Dying { why, cause, since: now, kill_at, killed: false, given_up: false })
 }

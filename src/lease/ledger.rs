@@ -2,6 +2,7 @@
 //! is folded in. The ledger is the guard's whole memory: it is written to /run before any promise leaves.
 
 use super::event::{CopyState, DenialReason};
+use super::fence::Cause;
 use super::id::{BootId, DomainId, Epoch, Incarnation, NodeId, ProcessKey, QuestionNumber};
 use super::time::BootTime;
 use super::timing::Timing;
@@ -185,6 +186,9 @@ impl Copy {
 pub struct Dying {
     /// Why, as a clause.
     pub why: String,
+    /// The same, of few.
+    #[serde(default)]
+    pub cause: Cause,
     /// Since when.
     pub since: BootTime,
     /// SIGKILL is due then.

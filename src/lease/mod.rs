@@ -2,9 +2,12 @@
 //! a value. The guard, the model checker and the simulator run exactly this code.
 
 pub mod admission;
+mod alarm;
 mod answer;
 mod arrival;
 pub mod event;
+pub mod fence;
+pub mod fence_story;
 pub mod gone;
 pub mod guard;
 mod hooks;

@@ -4,7 +4,8 @@
 
 use super::files;
 use super::process;
-use super::watchdog::MAGICCLOSE;
+use super::watchdog::{CARDRESET, MAGICCLOSE};
+use crate::lease::fence_story::BootStatus;
 use serde::Serialize;
 use std::fs;
 use std::io;
@@ -143,6 +144,15 @@ fn list_in(class: &Path, dev: &Path) -> io::Result<Vec<Found>> {
 
 fn is_number(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// What the devices of this host say of its last reset: any of them.
+pub fn boot_status() -> BootStatus {
+    let found = list().unwrap_or_default();
+    match found.iter().any(|device| device.bootstatus.is_some_and(|flags| flags & CARDRESET != 0)) {
+        true => BootStatus::ResetByWatchdog,
+        false => BootStatus::Silent,
+    }
 }
 
 /// Decimal, or hexadecimal with 0x as `options` and `bootstatus` print it.

@@ -1,7 +1,7 @@
 //! The one thread that owns the book and the store: an operation, its commit, its answer, and then the next.
 
 use crate::authority::book::{Book, Now, Outcome};
-use crate::authority::clock;
+use crate::node::wall::wall;
 use crate::authority::records::{Key, Write};
 use crate::authority::store::Store;
 use crate::lease::time::BootTime;
@@ -140,7 +140,7 @@ impl Driver {
                 }
                 Ok(Command::Wait(mut waiter)) => {
                     let at = crate::node::clock::now();
-                    let wall = clock::wall();
+                    let wall = wall();
                     if !(waiter.check)(&mut self.book, Now { at, wall: &wall }, false) {
                         waiter.deadline = at + waiter.until;
                         self.waiters.push(waiter);
@@ -162,7 +162,7 @@ impl Driver {
         }
         let changed = self.seen != self.book.generation();
         if changed || self.waiters.iter().any(|waiter| waiter.deadline <= at) {
-            let wall = clock::wall();
+            let wall = wall();
             let now = Now { at, wall: &wall };
             self.seen = self.book.generation();
             let book = &mut self.book;
@@ -186,7 +186,7 @@ impl Driver {
     }
 
     fn operate<T>(&mut self, operation: impl FnOnce(&mut Book, Now<'_>) -> Outcome<T>) -> Result<T, Unavailable> {
-        let wall = clock::wall();
+        let wall = wall();
         let outcome = operation(&mut self.book, Now { at: crate::node::clock::now(), wall: &wall });
         if !outcome.writes.is_empty() {
             // The order matters: what is suspect is older than what is written now.

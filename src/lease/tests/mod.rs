@@ -1,6 +1,7 @@
 //! The core by its rules, one sentence each, under virtual time. The default profile: ttl 15 s, renewed every 3 s,
 //! 2 s of politeness, 500 ppm.
 
+mod alarms;
 mod answers;
 mod arming;
 mod arrivals;
@@ -9,6 +10,7 @@ mod memory;
 mod permit;
 mod receipts;
 mod starts;
+mod stories;
 mod timeline;
 
 use super::event::*;

@@ -1,4 +1,4 @@
-//! The wall clock, which is shown to people and decides nothing: BOOTTIME does ([`crate::node::clock`]).
+//! The wall clock, which is shown to people and decides nothing: BOOTTIME does ([`super::clock`]).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
