@@ -61,7 +61,8 @@ fn last_words(view: Option<&StatusView>) -> (Severity, String) {
             Severity::Error,
             format!(
                 "the guard stops; {left}, and the watchdog {} stays armed: it resets this host in at most {} s unless a guard runs here again before. `leasehold drain --wait` before a stop avoids that",
-                watchdog.device, watchdog.timeout_s
+                watchdog.device,
+                watchdog.resets_after_ms as f64 / 1000.0
             ),
         ),
         None if running == 0 => (Severity::Info, format!("the guard stops; {left}")),

@@ -77,7 +77,7 @@ impl Guard {
             Due::GiveUp(..) => {
                 let since = now.since(kill_at).as_secs_f64();
                 let text = format!(
-                    "domain {who}, process {}, is not proven gone {since:.1} s after SIGKILL ({why}): its host is given up, and its watchdog resets it now, or sooner than it would where that can be",
+                    "domain {who}, process {}, is not proven gone {since:.1} s after SIGKILL ({why}): this host is given up. Its watchdog, fed no more, resets it; sooner than it would where its timeout can be cut short",
                     process.pid
                 );
                 self.tell(Severity::Error, text);

@@ -184,8 +184,11 @@ impl Timing {
             Watchdog::Armed => self.watchdog,
             Watchdog::Needs(needed) => needed.max(self.watchdog),
         };
-        let (set, silent) = (self.ttl + self.watchdog * runs, self.ttl + needed * runs);
-        Some((set + self.margin).max(silent + self.margin_over(silent)))
+        let set = self.ttl + self.watchdog * runs + self.margin;
+        let silent = self.ttl + needed * runs;
+        // That m covers L and one W is what `validate` is for.
+        let covered = silent == self.ttl + self.watchdog;
+        Some(if covered { set } else { set.max(silent + self.margin_over(silent)) })
     }
 
     /// The smallest margin these values need: `2·drift·(L + W) + SCHEDULING`, the clock part rounded up.

@@ -173,6 +173,7 @@ proptest! {
         let real = node * 1_000_000 / u128::from(1_000_000 - ppm);
         prop_assert!(real + SCHEDULING.as_nanos() <= stated.as_nanos());
         prop_assert!(bound(t, needs + more) >= stated);
+        prop_assert_eq!(t.bound(Watchdog::Armed), Some(t.ttl + t.watchdog + t.margin));
         let longer = Timing { ttl: t.ttl + ms(more), ..t };
         prop_assert!(bound(longer, needs) >= stated);
     }

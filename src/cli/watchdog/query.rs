@@ -107,6 +107,10 @@ fn held(device: &Found) -> String {
         holders if holders.iter().any(|holder| holder.name == "leasehold") => {
             "chosen, and held by the guard".to_owned()
         }
+        [first, ..] if first.pid == 1 => format!(
+            "chosen, and held by {} (pid 1): for the guard, or (RuntimeWatchdogSec) for itself, and then it cannot be armed",
+            first.name.escape_debug()
+        ),
         [first, ..] => {
             format!("chosen, and cannot be armed while {} (pid {}) holds it", first.name.escape_debug(), first.pid)
         }
@@ -203,12 +207,14 @@ mod tests {
 
     #[test]
     fn who_else_holds_the_chosen_device_is_told() {
-        let holder = |name: &str| Holder { pid: 7, name: name.to_owned() };
+        let holder = |pid: i32, name: &str| Holder { pid, name: name.to_owned() };
         let mut esb = device("watchdog0", "i6300ESB timer");
         let auto = with("[watchdog]\ndevice='auto'");
-        esb.holders = vec![holder("systemd")];
-        assert_eq!(whys(&[esb.clone()], &auto), ["chosen, and cannot be armed while systemd (pid 7) holds it"]);
-        esb.holders.push(holder("leasehold"));
+        esb.holders = vec![holder(7, "wd_keepalive")];
+        assert_eq!(whys(&[esb.clone()], &auto), ["chosen, and cannot be armed while wd_keepalive (pid 7) holds it"]);
+        esb.holders = vec![holder(1, "systemd")];
+        assert!(whys(&[esb.clone()], &auto)[0].contains("RuntimeWatchdogSec"));
+        esb.holders.push(holder(8, "leasehold"));
         assert_eq!(whys(&[esb], &auto), ["chosen, and held by the guard"], "systemd keeps it for the guard");
     }
 
