@@ -44,7 +44,8 @@ fn say(why: &Why, terminal: &mut Terminal<'_>) -> Result<Exit, String> {
     let boot_id = host::boot_id().map_err(|error| format!("cannot read this boot's id: {error}"))?;
     let (record, damaged_lines) = fence_journal::read(&config.state_dir).map_err(|error| error.to_string())?;
     let domain = why.domain.as_deref().map(|wanted| named(&record, wanted)).transpose()?;
-    let report = Report { boot_id, stories: tell(&record, boot_id, watchdog_list::boot_status(), domain), damaged_lines };
+    let report =
+        Report { boot_id, stories: tell(&record, boot_id, watchdog_list::boot_status(), domain), damaged_lines };
     if why.json {
         terminal.json(&report);
     } else {
@@ -52,7 +53,10 @@ fn say(why: &Why, terminal: &mut Terminal<'_>) -> Result<Exit, String> {
     }
     if damaged_lines > 0 {
         let (what, place) = (plural(damaged_lines), config.state_dir.display());
-        note!(terminal, "leasehold: {what} of the fence record in {place} could not be understood; a reset tears the last one");
+        note!(
+            terminal,
+            "leasehold: {what} of the fence record in {place} could not be understood; a reset tears the last one"
+        );
     }
     Ok(Exit::Done)
 }
@@ -63,7 +67,10 @@ fn named(record: &[Line], wanted: &str) -> Result<DomainId, String> {
     }
     let mut victims = record.iter().rev().flat_map(|line| &line.mark.domains);
     victims.find(|victim| victim.name == wanted).map(|victim| victim.domain).ok_or_else(|| {
-        format!("the fence record knows no domain named '{}'; name it by its uuid, if it had to die here", wanted.escape_debug())
+        format!(
+            "the fence record knows no domain named '{}'; name it by its uuid, if it had to die here",
+            wanted.escape_debug()
+        )
     })
 }
 

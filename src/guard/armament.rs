@@ -2,8 +2,8 @@
 //! what it is worth and the operator what became of it.
 
 use super::core::{Input, Permit};
-use super::fences::Fences;
 use super::feed::{FeedReport, FeedState, Feeder, Keeper, Orders};
+use super::fences::Fences;
 use super::record::Record;
 use crate::config::Config;
 use crate::lease::event::{Event, Severity};

@@ -42,11 +42,9 @@ impl Fences {
     pub fn start(place: Place, copies: &Copies, record: &Record) -> io::Result<Fences> {
         let (marks, receiver) = sync_channel(WAITING);
         let lost = Arc::new(AtomicU64::new(0));
-        let writer = Writer { place, copies: copies.clone(), record: record.clone(), lost: lost.clone(), failed: false };
-        std::thread::Builder::new()
-            .name("fences".into())
-            .stack_size(256 << 10)
-            .spawn(move || writer.run(&receiver))?;
+        let writer =
+            Writer { place, copies: copies.clone(), record: record.clone(), lost: lost.clone(), failed: false };
+        std::thread::Builder::new().name("fences".into()).stack_size(256 << 10).spawn(move || writer.run(&receiver))?;
         Ok(Fences { marks, lost })
     }
 
@@ -79,7 +77,8 @@ impl Writer {
         if mark.event == What::GivenUp {
             for victim in &mut mark.domains {
                 let reasons = self.copies.reasons(victim.domain, true);
-                victim.waits_for = reasons.into_iter().find(|(pid, _)| *pid == victim.pid).map(|(_, reason)| reason.why);
+                victim.waits_for =
+                    reasons.into_iter().find(|(pid, _)| *pid == victim.pid).map(|(_, reason)| reason.why);
             }
         }
         let Place { node, boot_id, incarnation, .. } = &self.place;

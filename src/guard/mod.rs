@@ -123,12 +123,8 @@ fn start(config: &Config) -> Result<Never, String> {
 
     let (core, inputs) = channel();
     let (copies, waiting) = (Copies::default(), outbox::Waiting::default());
-    let place = fences::Place {
-        state_dir: config.state_dir.clone(),
-        node: config.node.clone(),
-        boot_id: boot,
-        incarnation,
-    };
+    let place =
+        fences::Place { state_dir: config.state_dir.clone(), node: config.node.clone(), boot_id: boot, incarnation };
     let fences = fences::Fences::start(place, &copies, &record).map_err(cannot_start)?;
     let timer = BootTimer::new().map_err(cannot_start)?;
     let timer = Arc::new(timer);

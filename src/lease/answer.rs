@@ -37,7 +37,7 @@ impl Guard {
         for claim in answer.claims.domains.iter().flatten() {
             // rule 2: nothing is said of what the question did not name
             if asked.named.contains(&claim.domain) {
-                self.claimed(now, claim, answer, &asked, (ttl > Duration::ZERO).then_some(expires));
+                self.claimed(now, claim, answer, (ttl > Duration::ZERO).then_some(expires));
             }
         }
         self.hear_of_conflict(answer);
@@ -73,19 +73,12 @@ impl Guard {
         }
     }
 
-    fn claimed(
-        &mut self,
-        now: BootTime,
-        claim: &ClaimEntry,
-        answer: &RenewAnswer,
-        asked: &Asked,
-        expires: Option<BootTime>,
-    ) {
+    fn claimed(&mut self, now: BootTime, claim: &ClaimEntry, answer: &RenewAnswer, expires: Option<BootTime>) {
         let right = match claim.claim {
             ClaimKind::Allow => Right::Own,
             ClaimKind::Incoming => Right::Incoming,
             ClaimKind::Hold => Right::Hold,
-            ClaimKind::Deny => return self.denied(now, claim, answer, asked),
+            ClaimKind::Deny => return self.denied(now, claim, answer),
         };
         let entry = self.ledger.domains.entry(claim.domain).or_default();
         let older = entry.lease.as_ref().is_some_and(|lease| claim.epoch < lease.epoch);
@@ -104,7 +97,7 @@ impl Guard {
             entry.lease = None;
         }
         for copy in entry.copies.iter_mut() {
-            if copy.epoch.is_none() && copy.seen < asked.sent && copy.dying.is_none() {
+            if copy.epoch.is_none() && copy.asked_from <= answer.question && copy.dying.is_none() {
                 // safety: found running, named in this question, and its owner says it is ours: adopted (docs/design.md, State).
                 copy.epoch = Some(claim.epoch);
                 let comes = right == Right::Incoming && copy.state != CopyState::Running;
@@ -118,7 +111,7 @@ impl Guard {
         entry.renew(claim.epoch, right, expires);
     }
 
-    fn denied(&mut self, now: BootTime, claim: &ClaimEntry, answer: &RenewAnswer, asked: &Asked) {
+    fn denied(&mut self, now: BootTime, claim: &ClaimEntry, answer: &RenewAnswer) {
         let entry = self.ledger.domains.entry(claim.domain).or_default();
         let newer = entry.lease.as_ref().is_some_and(|lease| claim.epoch < lease.epoch);
         if newer || entry.seal.as_ref().is_some_and(|seal| claim.epoch < seal.epoch) {
@@ -135,7 +128,7 @@ impl Guard {
             reason,
             receipted: false,
         };
-        entry.deny(seal, asked.sent);
+        entry.deny(seal);
         // The receipt, if one is due, needs a scan begun after the denial.
         if entry.seal.as_ref().is_some_and(|seal| !seal.receipted) {
             self.scan_soon();

@@ -66,7 +66,8 @@ pub fn tell(record: &[Line], boot: BootId, boot_status: BootStatus, domain: Opti
     let about = |at: usize| domain.is_none_or(|domain| open_before(record, at).contains(&domain));
     let unfed = last_unfed(record).filter(|&(at, _)| about(at) && is_last_boot_before(record, at, boot));
     let death = last_death(record, domain);
-    let newer = death.filter(|&(at, _)| unfed.is_none_or(|(reset, _)| at > reset && record[at].boot_id != record[reset].boot_id));
+    let newer = death
+        .filter(|&(at, _)| unfed.is_none_or(|(reset, _)| at > reset && record[at].boot_id != record[reset].boot_id));
     let newer = newer.map(|(at, victim)| {
         let line = &record[at];
         let headline =
@@ -75,7 +76,8 @@ pub fn tell(record: &[Line], boot: BootId, boot_status: BootStatus, domain: Opti
     });
     let reset = unfed.map(|(at, unfed)| match record[at].boot_id == boot {
         true => {
-            let headline = format!("{} is fed no more and resets this host, unless what it waits for ends before", unfed.device);
+            let headline =
+                format!("{} is fed no more and resets this host, unless what it waits for ends before", unfed.device);
             story(record, at, Ending::ResetIsDue, boot_status, headline)
         }
         false => story(record, at, Ending::Reset, boot_status, reset_headline(&record[at], unfed, boot_status)),

@@ -256,6 +256,7 @@ impl Guard {
     }
 
     fn seen(&mut self, now: BootTime, seen: &SeenCopy) {
+        let asked_from = self.next_question();
         let entry = self.ledger.domains.entry(seen.domain).or_default();
         entry.name.clone_from(&seen.name);
         if let Some(known) = entry.copies.iter_mut().find(|copy| copy.process == seen.process) {
@@ -276,7 +277,7 @@ impl Guard {
         let expires = admitted.as_ref().map_or(now + self.policy.chance(), |open| open.expires);
         let epoch = admitted.as_ref().map(|open| open.epoch);
         let (process, state) = (seen.process, seen.state);
-        entry.copies.push(Copy { process, epoch, seen: now, state, expires, dying: None, arriving });
+        entry.copies.push(Copy { process, epoch, seen: now, asked_from, state, expires, dying: None, arriving });
         if admitted.is_none() {
             let (who, pid) = (label(&seen.name, seen.domain), seen.process.pid);
             self.ask_soon = true;

@@ -129,7 +129,7 @@ impl fmt::Display for Epoch {
 }
 
 /// The number of a question, counted by one incarnation of a guard from 1.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct QuestionNumber(pub u64);
 

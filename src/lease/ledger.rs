@@ -148,6 +148,9 @@ pub struct Copy {
     pub epoch: Option<Epoch>,
     /// When it was first seen.
     pub seen: BootTime,
+    /// The first question asked after that, by this guard process: the first one whose answer is about it (rule 2).
+    #[serde(skip)]
+    pub asked_from: QuestionNumber,
     /// Whether its virtual CPUs run.
     pub state: CopyState,
     /// When its right to live runs out. Only answers that name its epoch move it on (rule 9), and none once it is
@@ -377,7 +380,7 @@ impl Entry {
 
     /// A denial of `epoch` and everything older takes the lease, cancels a start that cannot have executed yet, and
     /// covers every process that the denied question could have named.
-    pub fn deny(&mut self, seal: Seal, question_sent: BootTime) {
+    pub fn deny(&mut self, seal: Seal) {
         if self.lease.as_ref().is_some_and(|lease| lease.epoch <= seal.epoch) {
             self.lease = None;
         }
@@ -385,7 +388,7 @@ impl Entry {
         if self.admission.as_ref().is_some_and(|a| a.stage != Stage::Started && a.epoch <= seal.epoch) {
             self.admission = None;
         }
-        for copy in self.copies.iter_mut().filter(|copy| copy.epoch.is_none() && copy.seen < question_sent) {
+        for copy in self.copies.iter_mut().filter(|copy| copy.epoch.is_none() && copy.asked_from <= seal.question) {
             // Named without an epoch and denied: whatever it started under, the denial covers it.
             copy.epoch = Some(seal.epoch);
         }

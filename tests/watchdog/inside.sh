@@ -64,7 +64,8 @@ kill_guard() { kill -9 $GUARD; wait $GUARD; say killed; }
 field() { leasehold status --json | sed -n "s/^ *\"$1\": \"\{0,1\}\([^\",]*\).*/\1/p" | head -1; }
 is() { [ "$(field $1)" = "$2" ]; }
 state_is() { leasehold status --json | sed -n '/"watchdog": {/,/}/p' | grep -q "\"state\": \"$1\""; }
-held() { leasehold status --json | grep -q '"lease": "held"'; }
+# Its lease is held, and what was found running is not condemned.
+held() { leasehold status --json | grep -q '"why": "renewed by the authority"'; }
 
 # A process that libvirt's files and its own arguments show as a QEMU, and that writes to its disk all the time.
 guest() {

@@ -10,3 +10,4 @@ mod feeding;
 mod ladder;
 mod machine;
 mod measuring;
+mod story;

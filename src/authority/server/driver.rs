@@ -1,10 +1,10 @@
 //! The one thread that owns the book and the store: an operation, its commit, its answer, and then the next.
 
 use crate::authority::book::{Book, Now, Outcome};
-use crate::node::wall::wall;
 use crate::authority::records::{Key, Write};
 use crate::authority::store::Store;
 use crate::lease::time::BootTime;
+use crate::node::wall::wall;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -44,7 +44,10 @@ fn half_a_ttl_of_silence_is_said_once_while_there_is_time_to_act() {
     assert!(node.guard.wake_at(node.now) <= secs(sent + 7.5), "it wakes for that alone");
     let said = told(&node.at(sent + 7.5).step(Event::Tick), Severity::Warning);
     assert_eq!(said.len(), 1);
-    assert!(said[0].contains("no answer from the authority for 7.5 s") && said[0].contains("ends in 7.5 s"), "{said:?}");
+    assert!(
+        said[0].contains("no answer from the authority for 7.5 s") && said[0].contains("ends in 7.5 s"),
+        "{said:?}"
+    );
     assert!(told(&node.at(sent + 9.0).step(Event::Tick), Severity::Warning).is_empty(), "once");
     node.answer(&[allow(DomainId::from_bytes([10; 16]), 1)]);
     let sent = answered(&node);

@@ -54,7 +54,15 @@ fn what_is_found_running_is_asked_about_at_once_for_nothing_is_armed_before_the_
     let mut node = first();
     let copy = node.copy(WEB, 41);
     node.scan(&[copy]);
-    assert_eq!(node.question.map(|question| question.domains.len()), Some(1));
+    let question = node.question.take().expect("it leaves in the very turn in which the domain was found");
+    assert_eq!(question.domains.len(), 1);
+    let answer = node.answer_to(&question, &[allow(WEB, 4)]);
+    node.step(Event::Answered(Box::new(answer)));
+    let copy = &node.guard.ledger().domains[&WEB].copies[0];
+    assert_eq!(
+        (copy.epoch, copy.expires),
+        (Some(Epoch(4)), node.guard.ledger().domains[&WEB].lease.as_ref().unwrap().expires)
+    );
 }
 
 #[test]

@@ -9,7 +9,16 @@ const LATER_BOOT: BootId = BootId::from_bytes([8; 16]);
 fn victim(domain: DomainId, cause: Cause) -> Victim {
     let waits_for = Some("thread 41 is in state D".to_owned());
     let why = "its lease was not renewed".to_owned();
-    Victim { domain, name: "web-1".into(), pid: 41, epoch: Some(Epoch(3)), cause, why, expires: secs(1015.0), waits_for }
+    Victim {
+        domain,
+        name: "web-1".into(),
+        pid: 41,
+        epoch: Some(Epoch(3)),
+        cause,
+        why,
+        expires: secs(1015.0),
+        waits_for,
+    }
 }
 
 fn line(boot_id: BootId, at: f64, event: What, domains: Vec<Victim>) -> Line {
@@ -100,7 +109,8 @@ fn a_reset_two_boots_ago_is_not_told_as_the_last() {
 fn what_died_since_the_reset_is_told_before_it() {
     let mut record = unkillable();
     record.push(line(LATER_BOOT, 50.0, What::Condemned, vec![victim(DB, Cause::Denied)]));
-    let endings: Vec<_> = tell(&record, LATER_BOOT, BootStatus::Silent, None).iter().map(|story| story.ending).collect();
+    let endings: Vec<_> =
+        tell(&record, LATER_BOOT, BootStatus::Silent, None).iter().map(|story| story.ending).collect();
     assert_eq!(endings, [Ending::Death, Ending::Reset]);
     let denied = &tell(&record, LATER_BOOT, BootStatus::Silent, Some(DB))[0];
     assert_eq!((denied.timeline[0].t_ms, denied.lines.len()), (0, 1), "a revocation begins with itself");
