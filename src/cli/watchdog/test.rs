@@ -11,7 +11,7 @@ use crate::lease::ledger::label;
 use crate::local;
 use crate::node::domains::Finder;
 use crate::node::lock::OnlyOne;
-use crate::node::watchdog::{LinuxWatchdog, Watchdog, time_to_reset};
+use crate::node::watchdog::{ArmError, LinuxWatchdog, Watchdog, time_to_reset};
 use crate::node::watchdog_list::{self, Found};
 use crate::node::watchdog_marks::{self, Fed, MOST, Marks, Tested};
 use crate::node::watchdog_measured::{self, Measured, Outcome};
@@ -141,7 +141,12 @@ fn reset_by(config: &Config, device: &Found, boot: BootId, terminal: &mut Termin
     let title = device.title();
     let mut watchdog = LinuxWatchdog::new(&device.path, device.nowayout);
     let wanted = u32::try_from(config.timing.watchdog.as_secs()).unwrap_or(u32::MAX);
-    let timeout_s = watchdog.arm(wanted).map_err(|why| format!("{title} cannot be armed: {why}"))?;
+    let timeout_s = watchdog.arm(wanted).map_err(|why| match why {
+        ArmError::Timeout(_) => {
+            format!("{title} cannot be armed: {why}. It runs, and may reset this host all the same")
+        }
+        _ => format!("{title} cannot be armed: {why}"),
+    })?;
     let identity = device.identity.clone().unwrap_or_default();
     let patience = time_to_reset(&identity, timeout_s, None) * PATIENCE;
     let interval = INTERVAL.max(patience / MOST);
