@@ -83,9 +83,9 @@ fn show(report: &Report, terminal: &mut Terminal<'_>) {
         if story.timeline.is_empty() {
             continue;
         }
-        out!(terminal, "\n  {:>9}  {}", "T+0", story.t_zero);
+        out!(terminal, "\n  {:>10}  {}", "T+0", story.t_zero);
         for instant in &story.timeline {
-            out!(terminal, "  {:>9}  {}", format!("T+{:.3}", instant.t_ms as f64 / 1000.0), instant.what);
+            out!(terminal, "  {:>10}  {}", format!("T+{:.3}s", instant.t_ms as f64 / 1000.0), instant.what);
         }
     }
 }
