@@ -532,6 +532,7 @@ impl World {
                 };
                 self.event(at, Event::StartsInFlight { asked: now, domains });
             }
+            Action::Mark(_) => {}
             Action::Tell(notice) => {
                 let text = format!("n{}: {}", self.nodes[at].number, notice.text);
                 self.say(text);
