@@ -10,8 +10,10 @@ mod leases;
 mod leaving;
 pub mod records;
 mod renew;
+#[cfg(feature = "leasehold-authority")]
 pub mod server;
 mod state;
+#[cfg(feature = "leasehold-authority")]
 pub mod store;
 
 mod view;
