@@ -17,6 +17,7 @@ mod mass_kill;
 mod migration;
 mod migration_faults;
 mod names;
+mod one_disk;
 mod one_node_id;
 mod planned_work;
 mod revoked_while_starting;

@@ -8,6 +8,7 @@
 mod domain;
 mod file_server;
 mod host;
+mod journal;
 mod link;
 mod neighbour;
 mod network_storage;
@@ -20,10 +21,12 @@ mod space;
 mod storage;
 mod wait;
 mod world;
+mod writers;
 
 pub use domain::{Domain, all_qemus, qemus};
 pub use file_server::FileServer;
 pub use host::Host;
+pub use journal::Journal;
 pub use link::{Direction, Link};
 pub use neighbour::{Neighbour, Place};
 pub use network_storage::NetworkStorage;

@@ -1,0 +1,107 @@
+//! A disk that all hosts share, and a guest that keeps a journal on it: see [`writers`] for what the journal proves.
+
+use super::writers::{self, Run, TwoWriters};
+use super::{Domain, Host, World, wait_until};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Where every host has its own boot disk, so that the domain's definition is the same on all.
+const BOOT: &str = "/run/journal.boot";
+/// Where the boot sector has the owner, the epoch and the run.
+const IDENTITY: usize = 12;
+const SOON: Duration = Duration::from_secs(20);
+
+/// The shared disk.
+pub struct Journal {
+    disk: PathBuf,
+    guest: Vec<u8>,
+    run: AtomicU32,
+}
+
+impl Journal {
+    /// An empty one of 8 MiB: for more than five minutes of records.
+    pub fn new(world: &World) -> Journal {
+        let disk = world.dir().join("journal.raw");
+        std::fs::write(&disk, vec![0; 8 << 20]).expect("the world's directory is writable");
+        Journal { disk, guest: assembled(world.dir()), run: AtomicU32::new(1) }
+    }
+
+    /// The disk.
+    pub fn path(&self) -> &Path {
+        &self.disk
+    }
+
+    /// A domain that keeps this journal.
+    pub fn domain(&self, name: &str) -> Domain {
+        self.domain_through(name, &self.disk)
+    }
+
+    /// The same, through another way to the disk than its own path.
+    pub fn domain_through(&self, name: &str, disk: &Path) -> Domain {
+        // SeaBIOS leaves a disk alone that has no place in the order.
+        let drive = |file: &Path, cache: &str, target: &str, more: &str| {
+            format!(
+                "<disk type='file'><driver name='qemu' type='raw' cache='{cache}'/><source file='{}'/>\
+                 <target dev='{target}' bus='virtio'/>{more}</disk>",
+                file.display()
+            )
+        };
+        let boot = drive(Path::new(BOOT), "writethrough", "vda", "<readonly/><boot order='1'/>");
+        let devices = boot + &drive(disk, "none", "vdb", "<shareable/><boot order='2'/>");
+        Domain { devices, ..Domain::new(name) }
+    }
+
+    /// Writes the host's boot disk: whatever starts from it from now on is this owner's, under this epoch. The run's
+    /// number.
+    pub fn load(&self, host: &Host, owner: u32, epoch: u32) -> u32 {
+        let run = self.run.fetch_add(1, Ordering::Relaxed);
+        let mut image = self.guest.clone();
+        for (index, word) in [owner, epoch, run].into_iter().enumerate() {
+            image[IDENTITY + 4 * index..][..4].copy_from_slice(&word.to_le_bytes());
+        }
+        // SeaBIOS boots from no disk of less than a cylinder, 504 KiB.
+        image.resize(1 << 20, 0);
+        let path = format!("/proc/{}/root{BOOT}", host.init());
+        std::fs::write(path, image).expect("the host's /run is writable");
+        run
+    }
+
+    /// Who wrote when.
+    ///
+    /// # Errors
+    /// Two wrote at the same time.
+    pub fn runs(&self) -> Result<Vec<Run>, TwoWriters> {
+        writers::runs(&self.bytes())
+    }
+
+    /// How many records a run has written, whoever else writes.
+    pub fn records(&self, run: u32) -> usize {
+        self.bytes().chunks_exact(512).filter(|sector| sector[12..16] == run.to_le_bytes()).count()
+    }
+
+    /// Waits until a run has written so many records more than when this was called.
+    #[track_caller]
+    pub fn wait_for(&self, run: u32, more: usize) {
+        let wanted = self.records(run) + more;
+        wait_until(&format!("run {run} had written {more} more records"), SOON, || self.records(run) >= wanted);
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        std::fs::read(&self.disk).expect("the disk is there")
+    }
+}
+
+/// The guest's boot sector, by GNU binutils.
+fn assembled(dir: &Path) -> Vec<u8> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/payload/journal.S");
+    let (object, binary) = (dir.join("journal.o"), dir.join("journal.bin"));
+    let make = |program: &str, args: &[&str], from: &Path, to: &Path| {
+        let made = Command::new(program).args(args).arg("-o").args([to, from]).status();
+        assert!(made.expect("GNU binutils are installed").success(), "{program} failed");
+    };
+    make("as", &["--32"], &source, &object);
+    make("ld", &["-m", "elf_i386", "-Ttext", "0x7c00", "--oformat", "binary"], &object, &binary);
+    std::fs::read(&binary).expect("ld made it")
+}

@@ -1,0 +1,220 @@
+//! The oracle for two writers: what a shared disk itself says about who wrote when. Pure: bytes in, verdict out.
+//!
+//! The guest (tests/e2e/payload/journal.S) looks for the end of the journal, leaves [`GAP`] sectors free, and appends a
+//! record every 20 ms, each in a sector of its own, counting from 0. A sector that is taken when its turn comes it leaves
+//! alone, and says so in every record from then on. So whatever two writers do at the same time stays to be seen:
+//!
+//! * The newcomer looked for the end at one instant and wrote its first record later. Whatever the old one wrote in between
+//!   or after, also a late write of a dead one, lies in the gap: it is shorter than it must be. Where eight sectors do not
+//!   last, the old one runs into the newcomer's records and says so.
+//! * Both write the same sector at once: the one whose record is lost has a count missing.
+//! * Either of them ends at once or goes on for long: the newcomer's first record is behind the gap in either case, and no
+//!   writer destroys a record.
+//!
+//! The verdict is stricter than "never at the same time": also a write after the newcomer's look and before its first
+//! own write fails it.
+
+use std::fmt;
+
+/// Sectors that a guest leaves free before its first record.
+pub const GAP: usize = 8;
+const SECTOR: usize = 512;
+const MAGIC: &[u8] = b"LHJ1";
+/// The record fills its sector by repetition.
+const RECORD: usize = 32;
+
+/// What one start of a domain wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// The host's number.
+    pub owner: u32,
+    /// The epoch of the lease it started under.
+    pub epoch: u32,
+    /// The start's own number.
+    pub run: u32,
+    /// How many records it wrote.
+    pub records: u32,
+}
+
+/// What shows that two wrote at the same time, and in which sector.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TwoWriters {
+    sector: usize,
+    run: u32,
+    what: Evidence,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Evidence {
+    Torn,
+    SectorsTaken(u32),
+    Gap(usize),
+    Hole(usize),
+    Count { found: u32, expected: u32 },
+    OlderEpoch { found: u32, before: u32 },
+    TwoOwners { epoch: u32 },
+    CameBack,
+}
+
+impl fmt::Display for TwoWriters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sector {}, run {}: ", self.sector, self.run)?;
+        match self.what {
+            Evidence::Torn => write!(f, "half of it is another record"),
+            Evidence::SectorsTaken(count) => write!(f, "it found {count} sectors taken by another writer"),
+            Evidence::Gap(found) => write!(f, "{found} free sectors before its first record instead of {GAP}"),
+            Evidence::Hole(found) => write!(f, "{found} free sectors amid its records"),
+            Evidence::Count { found, expected } => write!(f, "record {found} where {expected} must be"),
+            Evidence::OlderEpoch { found, before } => write!(f, "epoch {found} after epoch {before}"),
+            Evidence::TwoOwners { epoch } => write!(f, "epoch {epoch} has two owners"),
+            Evidence::CameBack => write!(f, "it wrote again after another one had begun"),
+        }
+    }
+}
+
+/// All runs in the order of the disk.
+///
+/// # Errors
+/// The first thing that shows two writers at the same time.
+pub fn runs(disk: &[u8]) -> Result<Vec<Run>, TwoWriters> {
+    let mut runs: Vec<Run> = Vec::new();
+    let mut end = 0;
+    for (sector, bytes) in disk.chunks_exact(SECTOR).enumerate() {
+        if bytes.iter().all(|&byte| byte == 0) {
+            continue;
+        }
+        let word = |index: usize| u32::from_le_bytes(bytes[4 * index..4 * index + 4].try_into().expect("four bytes"));
+        let [owner, epoch, run, count, taken] = [1, 2, 3, 4, 5].map(word);
+        let shows = |what| TwoWriters { sector, run, what };
+        if !bytes.starts_with(MAGIC) || bytes.chunks_exact(RECORD).any(|part| part != &bytes[..RECORD]) {
+            return Err(shows(Evidence::Torn));
+        }
+        if taken > 0 {
+            return Err(shows(Evidence::SectorsTaken(taken)));
+        }
+        let free = sector - end;
+        end = sector + 1;
+        if let Some(last) = runs.last_mut().filter(|last| last.run == run) {
+            match () {
+                () if free > 0 => return Err(shows(Evidence::Hole(free))),
+                () if count != last.records => {
+                    return Err(shows(Evidence::Count { found: count, expected: last.records }));
+                }
+                () => last.records += 1,
+            }
+            continue;
+        }
+        if runs.iter().any(|earlier| earlier.run == run) {
+            return Err(shows(Evidence::CameBack));
+        }
+        if free != GAP {
+            return Err(shows(Evidence::Gap(free)));
+        }
+        if count != 0 {
+            return Err(shows(Evidence::Count { found: count, expected: 0 }));
+        }
+        if let Some(last) = runs.last() {
+            if epoch < last.epoch {
+                return Err(shows(Evidence::OlderEpoch { found: epoch, before: last.epoch }));
+            }
+            if epoch == last.epoch && owner != last.owner {
+                return Err(shows(Evidence::TwoOwners { epoch }));
+            }
+        }
+        runs.push(Run { owner, epoch, run, records: 1 });
+    }
+    Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Appends records as the guest does: `(owner, epoch, run)`, its counts from `from`, sectors taken.
+    struct Disk(Vec<u8>);
+
+    impl Disk {
+        fn put(&mut self, sector: usize, who: (u32, u32, u32), count: u32, taken: u32) {
+            let words = [u32::from_le_bytes(*b"LHJ1"), who.0, who.1, who.2, count, taken, 0, 0];
+            let record: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+            self.0.resize(self.0.len().max((sector + 1) * SECTOR), 0);
+            self.0[sector * SECTOR..][..SECTOR].copy_from_slice(&record.repeat(SECTOR / RECORD));
+        }
+
+        /// Two runs, one after the other: sectors 8 to 12, and 21 to 25.
+        fn handed_over() -> Disk {
+            let mut disk = Disk(Vec::new());
+            (0..5).for_each(|count| disk.put(8 + count, OLD, count as u32, 0));
+            (0..5).for_each(|count| disk.put(21 + count, NEW, count as u32, 0));
+            disk
+        }
+
+        fn evidence(&self) -> Evidence {
+            runs(&self.0).expect_err("two wrote at once").what
+        }
+    }
+
+    const OLD: (u32, u32, u32) = (1, 4, 100);
+    const NEW: (u32, u32, u32) = (2, 5, 101);
+
+    #[test]
+    fn runs_that_follow_each_other_are_no_overlap() {
+        let expected = [OLD, NEW].map(|(owner, epoch, run)| Run { owner, epoch, run, records: 5 });
+        assert_eq!(runs(&Disk::handed_over().0), Ok(expected.to_vec()));
+        assert_eq!(runs(&[]), Ok(vec![]));
+    }
+
+    #[test]
+    fn one_write_of_the_old_one_after_the_newcomers_look_shows_in_the_gap() {
+        let mut disk = Disk::handed_over();
+        disk.put(13, OLD, 5, 0);
+        assert_eq!(disk.evidence(), Evidence::Gap(7));
+    }
+
+    #[test]
+    fn an_old_one_that_runs_into_the_newcomers_records_says_so() {
+        let mut disk = Disk::handed_over();
+        disk.put(26, OLD, 13, 5);
+        assert_eq!(disk.evidence(), Evidence::SectorsTaken(5));
+    }
+
+    #[test]
+    fn a_record_that_the_other_has_overwritten_is_missing() {
+        let mut disk = Disk::handed_over();
+        disk.put(23, OLD, 6, 0);
+        assert_eq!(disk.evidence(), Evidence::CameBack);
+        let mut disk = Disk::handed_over();
+        disk.put(10, NEW, 2, 0);
+        assert!(runs(&disk.0).is_err());
+    }
+
+    #[test]
+    fn a_lost_record_and_a_lost_first_record_show_in_the_counts() {
+        let mut disk = Disk::handed_over();
+        disk.put(24, NEW, 4, 0);
+        assert_eq!(disk.evidence(), Evidence::Count { found: 4, expected: 3 });
+        let mut disk = Disk::handed_over();
+        (0..5).for_each(|count| disk.put(21 + count, NEW, count as u32 + 1, 0));
+        assert_eq!(disk.evidence(), Evidence::Count { found: 1, expected: 0 });
+        let mut disk = Disk::handed_over();
+        disk.put(27, NEW, 5, 0);
+        assert_eq!(disk.evidence(), Evidence::Hole(1));
+    }
+
+    #[test]
+    fn an_older_epoch_and_an_epoch_of_two_owners_show_though_nobody_wrote_at_once() {
+        let mut disk = Disk::handed_over();
+        disk.put(34, (1, 4, 102), 0, 0);
+        assert_eq!(disk.evidence(), Evidence::OlderEpoch { found: 4, before: 5 });
+        let mut disk = Disk::handed_over();
+        disk.put(34, (1, 5, 102), 0, 0);
+        assert_eq!(disk.evidence(), Evidence::TwoOwners { epoch: 5 });
+    }
+
+    #[test]
+    fn a_torn_sector_shows() {
+        let mut disk = Disk::handed_over();
+        disk.0[23 * SECTOR + 300] ^= 1;
+        assert_eq!(disk.evidence(), Evidence::Torn);
+    }
+}
