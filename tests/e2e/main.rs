@@ -14,6 +14,7 @@ mod late_writes;
 mod libvirtd;
 mod lifecycle;
 mod mass_kill;
+mod matrix;
 mod migration;
 mod migration_faults;
 mod names;

@@ -1,0 +1,182 @@
+//! The rows: what fails, and how it ends.
+
+use crate::harness::{Direction, Machine};
+use nix::sys::signal::Signal;
+
+/// One row of the matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    NetworkCut,
+    NetworkCutOutgoing,
+    NetworkCutIncoming,
+    LinkDown,
+    LibvirtdStopped,
+    LibvirtdKilled,
+    GuardKilled,
+    GuardStopped,
+    GuardRestarted,
+    NoRoom,
+    HookRemoved,
+    OldAnswers,
+    EmptyAnswers,
+    HtmlAnswers,
+    HugeAnswers,
+    SlowAnswers,
+    LateAndRepeated,
+}
+
+/// When it begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Begins {
+    AfterRenewal,
+    BeforeRenewal,
+}
+
+/// When it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ends {
+    /// E - P - 100 ms.
+    BeforeLastFeed,
+    /// E - P.
+    AtLastFeed,
+    /// E.
+    AtExpiry,
+    /// E + 100 ms.
+    AfterExpiry,
+    /// When the other host has taken over and written for a while.
+    AfterTakeover,
+}
+
+impl Fault {
+    pub const ALL: [Fault; 17] = [
+        Fault::NetworkCut,
+        Fault::NetworkCutOutgoing,
+        Fault::NetworkCutIncoming,
+        Fault::LinkDown,
+        Fault::LibvirtdStopped,
+        Fault::LibvirtdKilled,
+        Fault::GuardKilled,
+        Fault::GuardStopped,
+        Fault::GuardRestarted,
+        Fault::NoRoom,
+        Fault::HookRemoved,
+        Fault::OldAnswers,
+        Fault::EmptyAnswers,
+        Fault::HtmlAnswers,
+        Fault::HugeAnswers,
+        Fault::SlowAnswers,
+        Fault::LateAndRepeated,
+    ];
+
+    /// The row's name.
+    pub fn row(self) -> &'static str {
+        match self {
+            Fault::NetworkCut => "network cut, both directions",
+            Fault::NetworkCutOutgoing => "network cut, outgoing",
+            Fault::NetworkCutIncoming => "network cut, incoming",
+            Fault::LinkDown => "link down",
+            Fault::LibvirtdStopped => "network cut, libvirtd stopped",
+            Fault::LibvirtdKilled => "network cut, libvirtd killed",
+            Fault::GuardKilled => "guard killed",
+            Fault::GuardStopped => "guard stopped",
+            Fault::GuardRestarted => "guard killed and restarted",
+            Fault::NoRoom => "network cut, /run and /var full",
+            Fault::HookRemoved => "network cut, hook removed",
+            Fault::OldAnswers => "answers: an old one",
+            Fault::EmptyAnswers => "answers: no claims",
+            Fault::HtmlAnswers => "answers: HTML",
+            Fault::HugeAnswers => "answers: without end",
+            Fault::SlowAnswers => "answers: a byte now and then",
+            Fault::LateAndRepeated => "exchanges late and repeated",
+        }
+    }
+
+    /// At which offsets: all, or as many as make a difference.
+    pub fn offsets(self) -> &'static [(Begins, Ends)] {
+        match self {
+            Fault::NetworkCut | Fault::LibvirtdStopped | Fault::GuardKilled | Fault::GuardStopped => &super::OFFSETS,
+            Fault::GuardRestarted => &super::OFFSETS[..2],
+            Fault::NetworkCutOutgoing | Fault::NetworkCutIncoming | Fault::LinkDown => &super::OFFSETS[1..5],
+            Fault::LibvirtdKilled | Fault::NoRoom | Fault::HookRemoved => &super::OFFSETS[2..5],
+            _ => &super::OFFSETS[3..5],
+        }
+    }
+
+    fn word(self) -> Option<&'static str> {
+        Some(match self {
+            Fault::OldAnswers => "old",
+            Fault::EmptyAnswers => "empty",
+            Fault::HtmlAnswers => "html",
+            Fault::HugeAnswers => "huge",
+            Fault::SlowAnswers => "drip",
+            Fault::LateAndRepeated => "storm",
+            _ => return None,
+        })
+    }
+
+    fn cut(self) -> Option<Direction> {
+        Some(match self {
+            Fault::NetworkCutOutgoing => Direction::Outgoing,
+            Fault::NetworkCutIncoming => Direction::Incoming,
+            Fault::NetworkCut | Fault::LibvirtdStopped | Fault::LibvirtdKilled | Fault::NoRoom | Fault::HookRemoved => {
+                Direction::Both
+            }
+            _ => return None,
+        })
+    }
+
+    /// It fails.
+    pub fn begin(self, machine: &mut Machine) {
+        let host = &machine.node.host;
+        if let Some(direction) = self.cut() {
+            machine.node.link.cut(host, direction);
+        }
+        match self {
+            Fault::LinkDown => machine.node.link.set(host, "down"),
+            Fault::LibvirtdStopped => host.hang_libvirtd(),
+            Fault::LibvirtdKilled => host.kill_libvirtd(),
+            Fault::NoRoom => {
+                let fill =
+                    "for at in /run /var/lib; do dd if=/dev/zero of=$at/leasehold/filler bs=4k status=none; done";
+                host.run("sh", &["-c", fill]).expect_failure();
+            }
+            Fault::HookRemoved => host.remove_hook(),
+            Fault::GuardStopped => machine.node.guard.as_ref().expect("it runs").signal(Signal::SIGSTOP),
+            Fault::GuardKilled => machine.node.kill_guard(),
+            Fault::GuardRestarted => {
+                machine.node.kill_guard();
+                machine.start_guard();
+            }
+            _ => {}
+        }
+        if let Some(word) = self.word() {
+            machine.between(word);
+        }
+    }
+
+    /// It works again. Not for a machine that was reset.
+    pub fn end(self, machine: &mut Machine) {
+        let host = &machine.node.host;
+        match self {
+            Fault::LinkDown => machine.node.link.set(host, "up"),
+            Fault::LibvirtdStopped => host.wake_libvirtd(),
+            Fault::LibvirtdKilled => host.start_libvirtd(),
+            Fault::NoRoom => {
+                host.run("rm", &["/run/leasehold/filler", "/var/lib/leasehold/filler"]).expect_ok();
+            }
+            Fault::HookRemoved => host.install_hook(&crate::harness::leasehold()),
+            Fault::GuardStopped => machine.node.guard.as_ref().expect("it runs").signal(Signal::SIGCONT),
+            Fault::GuardKilled => machine.start_guard(),
+            _ => {}
+        }
+        self.mend(machine);
+    }
+
+    /// What a reset does not mend.
+    pub fn mend(self, machine: &mut Machine) {
+        if self.cut().is_some() {
+            machine.node.link.heal(&machine.node.host);
+        }
+        machine.between("plain");
+    }
+}
