@@ -42,16 +42,18 @@ impl Journal {
 
     /// The same, through another way to the disk than its own path.
     pub fn domain_through(&self, name: &str, disk: &Path) -> Domain {
+        let driver = "<driver name='qemu' type='raw' cache='none'/>";
+        self.domain_on(name, &format!("<disk type='file'>{driver}<source file='{}'/>", disk.display()))
+    }
+
+    /// The same, on a disk in libvirt's XML, up to its source.
+    pub fn domain_on(&self, name: &str, disk: &str) -> Domain {
         // SeaBIOS leaves a disk alone that has no place in the order.
-        let drive = |file: &Path, cache: &str, target: &str, more: &str| {
-            format!(
-                "<disk type='file'><driver name='qemu' type='raw' cache='{cache}'/><source file='{}'/>\
-                 <target dev='{target}' bus='virtio'/>{more}</disk>",
-                file.display()
-            )
-        };
-        let boot = drive(Path::new(BOOT), "writethrough", "vda", "<readonly/><boot order='1'/>");
-        let devices = boot + &drive(disk, "none", "vdb", "<shareable/><boot order='2'/>");
+        let devices = format!(
+            "<disk type='file'><driver name='qemu' type='raw'/><source file='{BOOT}'/><target dev='vda' bus='virtio'/>\
+             <readonly/><boot order='1'/></disk>\
+             {disk}<target dev='vdb' bus='virtio'/><shareable/><boot order='2'/></disk>"
+        );
         Domain { devices, ..Domain::new(name) }
     }
 

@@ -1,6 +1,6 @@
 //! The rows: what fails, and how it ends.
 
-use crate::harness::{Direction, Machine};
+use crate::harness::{Direction, Machine, Way};
 use nix::sys::signal::Signal;
 
 /// One row of the matrix.
@@ -23,6 +23,10 @@ pub enum Fault {
     HugeAnswers,
     SlowAnswers,
     LateAndRepeated,
+    StorageCut,
+    UnkillableQemu,
+    StartHeld,
+    HostPaused,
 }
 
 /// When it begins.
@@ -48,7 +52,7 @@ pub enum Ends {
 }
 
 impl Fault {
-    pub const ALL: [Fault; 17] = [
+    pub const ALL: [Fault; 21] = [
         Fault::NetworkCut,
         Fault::NetworkCutOutgoing,
         Fault::NetworkCutIncoming,
@@ -66,6 +70,10 @@ impl Fault {
         Fault::HugeAnswers,
         Fault::SlowAnswers,
         Fault::LateAndRepeated,
+        Fault::StorageCut,
+        Fault::UnkillableQemu,
+        Fault::StartHeld,
+        Fault::HostPaused,
     ];
 
     /// The row's name.
@@ -88,18 +96,30 @@ impl Fault {
             Fault::HugeAnswers => "answers: without end",
             Fault::SlowAnswers => "answers: a byte now and then",
             Fault::LateAndRepeated => "exchanges late and repeated",
+            Fault::StartHeld => "start held before QEMU runs",
+            Fault::HostPaused => "host paused",
+            Fault::StorageCut => "storage cut, QEMU sends to it",
+            Fault::UnkillableQemu => "storage cut, QEMU in state D",
         }
     }
 
     /// At which offsets: all, or as many as make a difference.
-    pub fn offsets(self) -> &'static [(Begins, Ends)] {
-        match self {
-            Fault::NetworkCut | Fault::LibvirtdStopped | Fault::GuardKilled | Fault::GuardStopped => &super::OFFSETS,
+    pub fn cases(self) -> impl Iterator<Item = (Fault, (Begins, Ends))> {
+        let offsets = match self {
+            Fault::NetworkCut | Fault::LibvirtdStopped | Fault::GuardKilled | Fault::GuardStopped => {
+                &super::OFFSETS[..]
+            }
             Fault::GuardRestarted => &super::OFFSETS[..2],
             Fault::NetworkCutOutgoing | Fault::NetworkCutIncoming | Fault::LinkDown => &super::OFFSETS[1..5],
-            Fault::LibvirtdKilled | Fault::NoRoom | Fault::HookRemoved => &super::OFFSETS[2..5],
+            Fault::UnkillableQemu => &super::OFFSETS[..5],
+            // No bound covers a host that is paused for longer than its bound (docs/design.md): it must end before.
+            Fault::HostPaused => &super::OFFSETS[..4],
+            Fault::LibvirtdKilled | Fault::StartHeld | Fault::StorageCut | Fault::NoRoom | Fault::HookRemoved => {
+                &super::OFFSETS[2..5]
+            }
             _ => &super::OFFSETS[3..5],
-        }
+        };
+        offsets.iter().map(move |offset| (self, *offset))
     }
 
     fn word(self) -> Option<&'static str> {
@@ -123,6 +143,20 @@ impl Fault {
             }
             _ => return None,
         })
+    }
+
+    /// What the domain's disk has to be on, if it matters.
+    pub fn way(self) -> Option<Way> {
+        match self {
+            Fault::StorageCut => Some(Way::ByQemu),
+            Fault::UnkillableQemu => Some(Way::ByKernel),
+            _ => None,
+        }
+    }
+
+    /// Whether the storage is cut too, for as long as it lasts.
+    pub fn cuts_storage(self) -> bool {
+        self.way().is_some()
     }
 
     /// It fails.

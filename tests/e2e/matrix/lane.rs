@@ -1,14 +1,15 @@
 //! A pair of machines that take a domain over from each other, case after case.
 
 use super::fault::{Begins, Ends, Fault};
-use crate::harness::{Domain, Journal, Machine, Process, Site, Stopwatch, World, wait_until};
+use crate::harness::{
+    Domain, FrozenHost, Journal, Machine, Neighbour, Place, Process, Served, Site, Stopwatch, Way, World, wait_until,
+};
 use leasehold::lease::time::BootTime;
 use leasehold::node::clock;
 use std::fmt;
 use std::time::Duration;
 
-pub use crate::harness::BOUND;
-use crate::harness::{FEED, RENEW};
+use crate::harness::{BOUND, FEED, RENEW};
 
 const SOON: Duration = Duration::from_secs(20);
 /// Before or after an instant.
@@ -55,8 +56,19 @@ impl fmt::Display for Line {
     }
 }
 
+/// What a fault holds for as long as it lasts; it ends when this is dropped.
+enum Held {
+    /// A start, behind our hook's yes and before QEMU's first instruction.
+    Start { neighbour: Neighbour, _virsh: Process },
+    /// Everything of a host.
+    Host { _frozen: FrozenHost },
+}
+
 /// The pair, with the domain on one of them.
 pub struct Lane<'w> {
+    held: Option<Held>,
+    // Dropped before the hosts whose processes it has.
+    storage: Option<Served>,
     machines: [Machine; 2],
     /// Which of them has it.
     at: usize,
@@ -66,18 +78,21 @@ pub struct Lane<'w> {
 }
 
 impl<'w> Lane<'w> {
-    /// With the domain running on the first.
-    pub fn new(world: &'w World) -> Lane<'w> {
+    /// With the domain running on the first, its disk a file, or on network storage.
+    pub fn new(world: &'w World, way: Option<Way>) -> Lane<'w> {
         let site = Site::new(world);
         let machines = [1, 2].map(|number| Machine::start(&site, number));
         let journal = Journal::new(world);
+        let hosts = [&machines[0].node.host, &machines[1].node.host];
+        let storage = way.map(|way| Served::new(world, &journal, &hosts, way));
         let domain = journal.domain("web-1");
-        for machine in &machines {
-            machine.node.host.define(&domain);
-            machine.node.host.virsh(&["autostart", "web-1"]).expect_ok();
+        for (index, host) in hosts.iter().enumerate() {
+            let defined = storage.as_ref().map(|storage| storage.domain(&journal, index, "web-1"));
+            host.define(&Domain { uuid: domain.uuid.clone(), ..defined.unwrap_or_else(|| domain.clone()) });
+            host.virsh(&["autostart", "web-1"]).expect_ok();
         }
         site.lease(&["grant", &domain.uuid, "n1"]).expect_ok();
-        let mut lane = Lane { machines, at: 0, domain, journal, site };
+        let mut lane = Lane { held: None, machines, at: 0, domain, storage, journal, site };
         lane.start(0);
         lane
     }
@@ -91,8 +106,7 @@ impl<'w> Lane<'w> {
     /// Starts the domain on a machine under its lease; returns when it writes.
     fn start(&mut self, at: usize) -> u32 {
         let machine = &self.machines[at];
-        let epoch = self.site.show(&self.domain)["owner"]["epoch"].as_u64().expect("it is owned");
-        let run = self.journal.load(&machine.node.host, machine.number, u32::try_from(epoch).expect("a small one"));
+        let run = self.journal.load(&machine.node.host, machine.number, self.epoch());
         machine.node.start(&self.domain).expect_ok();
         self.journal.wait_for(run, 1);
         self.at = at;
@@ -104,8 +118,17 @@ impl<'w> Lane<'w> {
         let (from, to) = (self.at, 1 - self.at);
         let all_well = |lane: &Lane<'_>| lane.machines.iter().all(Machine::promises);
         wait_until("both machines promised the bound", SOON, || all_well(self));
+        if fault == Fault::StartHeld {
+            self.hold_a_start(from);
+        }
         let before = self.renewed(from, offset.0);
         fault.begin(&mut self.machines[from]);
+        if fault == Fault::HostPaused {
+            self.held = Some(Held::Host { _frozen: self.machines[from].node.host.freeze() });
+        }
+        if fault.cuts_storage() {
+            self.storage.as_ref().expect("it is on network storage").cut(from);
+        }
         let (watch, name) = (Stopwatch::start(), self.machines[to].name.clone());
         let mut moving = self.site.control_meanwhile("move", &["lease", "move", &self.domain.uuid, &name]);
         let end = match offset.1 {
@@ -137,6 +160,10 @@ impl<'w> Lane<'w> {
         if reset {
             fault.mend(&mut self.machines[from]);
             self.machines[from].boot();
+            if let Some(storage) = &mut self.storage {
+                storage.mount(from, &self.machines[from].node.host);
+            }
+            self.wait_until_believed(from);
         }
         wait_until("both machines promised the bound", SOON, || all_well(self));
         self.journal.wait_for(run, A_WHILE);
@@ -149,11 +176,47 @@ impl<'w> Lane<'w> {
         Line { fault, offset, proof, reset, freed, written, records: (old.records, new.records) }
     }
 
+    /// The domain ends, and its next start on this machine is under way for as long as this is held.
+    fn hold_a_start(&mut self, at: usize) {
+        let host = &self.machines[at].node.host;
+        host.virsh(&["destroy", "web-1"]).expect_ok();
+        let epoch = self.epoch();
+        self.journal.load(host, self.machines[at].number, epoch);
+        let neighbour = Neighbour::holding(host, Place::AfterOurs, "start");
+        let virsh = host.start("start", "virsh", &["-q", "start", "web-1"]);
+        neighbour.wait_until_held();
+        self.held = Some(Held::Start { neighbour, _virsh: virsh });
+    }
+
+    fn epoch(&self) -> u32 {
+        let epoch = self.site.show(&self.domain)["owner"]["epoch"].as_u64().expect("it is owned");
+        u32::try_from(epoch).expect("a small one")
+    }
+
     fn end(&mut self, fault: Fault, at: usize) {
+        match self.held.take() {
+            // What comes of it is libvirt's and the guard's affair; the neighbour must not hold the start it is about.
+            Some(Held::Start { neighbour, _virsh }) => neighbour.let_go(),
+            Some(Held::Host { .. }) | None => {}
+        }
+        if fault.cuts_storage() {
+            self.storage.as_ref().expect("it is on network storage").heal(at);
+        }
         let machine = &mut self.machines[at];
         if !machine.was_reset() {
             fault.end(machine);
         }
+    }
+
+    /// A machine that has no hardware uuid to show is taken for another one until its last boot's bound has passed.
+    fn wait_until_believed(&self, at: usize) {
+        wait_until("the authority believed the machine", SOON, || {
+            // Each look is a program.
+            std::thread::sleep(A_LITTLE);
+            let shown = self.site.control(&["node", "show", &self.machines[at].name, "--json"]).expect_ok();
+            let shown: serde_json::Value = serde_json::from_str(&shown).expect("--json prints JSON");
+            shown["conflict"].is_null()
+        });
     }
 
     /// Waits for the instant in the machine's renewals; when its lease then runs out.

@@ -65,7 +65,8 @@ class Device:
 
 def fire():
     print(f"fired {now():.6f}", flush=True)
-    os.system("for at in $(ip -o link | cut -d: -f2 | cut -d@ -f1 | grep '^ *c'); do ip link set $at down; done")
+    # What the dead have sent and nobody has received is gone with their kernel, which here lives on.
+    os.system("for at in $(ip -o link | cut -d: -f2 | cut -d@ -f1 | grep '^ *c'); do ip link set $at down; done; ss -K >/dev/null")
     def living():
         """All but the first process, the one that keeps the namespaces open for it, and this."""
         for pid in filter(str.isdigit, os.listdir("/proc")):
