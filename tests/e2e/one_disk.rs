@@ -1,9 +1,11 @@
 //! Two hosts, one disk, and no lease: that the oracle for two writers sees them, in whatever order they come and go.
 
-use crate::harness::{Domain, Host, Journal, World};
+use crate::harness::{Domain, Host, Journal, World, wait_until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::time::Duration;
 
+const SOON: Duration = Duration::from_secs(10);
 /// How long two write at once where the overlap is short: three ticks of the guest's clock.
 const A_FEW: usize = 3;
 const MANY: usize = 10;
@@ -29,6 +31,8 @@ impl Unleased {
     /// Starts it on a host; returns when it writes.
     fn start(&self, host: usize, epoch: u32) -> u32 {
         let run = self.journal.load(&self.hosts[host], host as u32 + 1, epoch);
+        let shut_off = || self.hosts[host].state(&self.domain).starts_with("shut off");
+        wait_until("libvirt had cleaned up", SOON, shut_off);
         self.hosts[host].virsh(&["start", "web-1"]).expect_ok();
         self.journal.wait_for(run, 1);
         run
@@ -38,7 +42,7 @@ impl Unleased {
     fn end(&self, host: usize) {
         let qemu = self.hosts[host].qemu(&self.domain).expect("it runs");
         kill(Pid::from_raw(qemu), Signal::SIGKILL).expect("it runs");
-        self.hosts[host].wait_until_gone(&self.domain, std::time::Duration::from_secs(10));
+        self.hosts[host].wait_until_gone(&self.domain, SOON);
     }
 }
 
@@ -58,7 +62,7 @@ fn runs_on_two_hosts_one_after_the_other_are_no_overlap() {
 fn without_a_lease_two_hosts_write_at_once_and_the_disk_shows_it_whoever_ends_first() {
     let Some(site) = Unleased::new() else { return };
     for (together, the_newcomer_ends) in [(A_FEW, false), (A_FEW, true), (MANY, false), (MANY, true)] {
-        std::fs::write(site.journal.path(), vec![0; 8 << 20]).expect("the disk is ours");
+        site.journal.clear();
         let (old, newcomer) = (0, 1);
         let first = site.start(old, 1);
         site.journal.wait_for(first, MANY);

@@ -1,6 +1,6 @@
 //! A disk that all hosts share, and a guest that keeps a journal on it: see [`writers`] for what the journal proves.
 
-use super::writers::{self, Run, TwoWriters};
+use super::writers::{self, BLOCK, Run, TwoWriters};
 use super::{Domain, Host, World, wait_until};
 use std::fs::File;
 use std::io::Read;
@@ -13,6 +13,8 @@ use std::time::Duration;
 const BOOT: &str = "/run/journal.boot";
 /// Where the boot sector has the owner, the epoch and the run.
 const IDENTITY: usize = 12;
+/// Of the disk.
+pub const SIZE: u64 = 64 << 20;
 const SOON: Duration = Duration::from_secs(20);
 
 /// The shared disk.
@@ -23,11 +25,18 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// An empty one of 8 MiB: for more than five minutes of records.
+    /// An empty one, for five minutes of records.
     pub fn new(world: &World) -> Journal {
-        let disk = world.dir().join("journal.raw");
-        std::fs::write(&disk, vec![0; 8 << 20]).expect("the world's directory is writable");
-        Journal { disk, guest: assembled(world.dir()), run: AtomicU32::new(1) }
+        let journal =
+            Journal { disk: world.dir().join("journal.raw"), guest: assembled(world.dir()), run: AtomicU32::new(1) };
+        journal.clear();
+        journal
+    }
+
+    /// Empties it. While nobody writes.
+    pub fn clear(&self) {
+        let made = File::create(&self.disk).and_then(|file| file.set_len(SIZE));
+        made.expect("the world's directory is writable");
     }
 
     /// The disk.
@@ -48,11 +57,12 @@ impl Journal {
 
     /// The same, on a disk in libvirt's XML, up to its source.
     pub fn domain_on(&self, name: &str, disk: &str) -> Domain {
-        // SeaBIOS leaves a disk alone that has no place in the order.
+        // SeaBIOS leaves a disk alone that has no place in the order. On virtio it asks for no flushes, and QEMU then flushes
+        // every write.
         let devices = format!(
             "<disk type='file'><driver name='qemu' type='raw'/><source file='{BOOT}'/><target dev='vda' bus='virtio'/>\
              <readonly/><boot order='1'/></disk>\
-             {disk}<target dev='vdb' bus='virtio'/><shareable/><boot order='2'/></disk>"
+             {disk}<target dev='hda' bus='ide'/><shareable/><boot order='2'/></disk>"
         );
         Domain { devices, ..Domain::new(name) }
     }
@@ -82,7 +92,7 @@ impl Journal {
 
     /// How many records a run has written, whoever else writes.
     pub fn records(&self, run: u32) -> usize {
-        self.bytes().chunks_exact(512).filter(|sector| sector[12..16] == run.to_le_bytes()).count()
+        self.bytes().chunks_exact(BLOCK).filter(|block| block[12..16] == run.to_le_bytes()).count()
     }
 
     /// Waits until a run has written so many records more than when this was called.
@@ -97,7 +107,7 @@ impl Journal {
         let mut file = File::open(&self.disk).expect("the disk is there");
         let mut written = Vec::new();
         let mut part = [0; 64 << 10];
-        while file.read_exact(&mut part).is_ok() && part.chunks_exact(512).any(|sector| sector[..4] != [0; 4]) {
+        while file.read_exact(&mut part).is_ok() && part.chunks_exact(BLOCK).any(|block| block[..4] != [0; 4]) {
             written.extend_from_slice(&part);
         }
         written

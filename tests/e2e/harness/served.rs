@@ -1,5 +1,6 @@
 //! The journal on network storage: one NBD server in a space of its own, a cable to each host, and two ways to use it.
 
+use super::journal::SIZE;
 use super::process::Process;
 use super::{Direction, Domain, Host, Journal, Link, Space, World, wait_until};
 use std::path::Path;
@@ -73,13 +74,14 @@ impl Served {
         let export = format!("type=fuse,id=x,node-name=disk,mountpoint={FILE},writable=on");
         let arguments = ["--blockdev", &disk, "--export", &export];
         self.mounts[index] = Some(host.start("file-server", "qemu-storage-daemon", &arguments));
-        let size = || host.run("stat", &["-c", "%s", FILE]).out.trim() == "8388608";
+        let size = || host.run("stat", &["-c", "%s", FILE]).out.trim() == SIZE.to_string();
         wait_until("the storage was mounted", SOON, size);
     }
 
-    /// Nothing passes between this host and the storage any more; what was sent waits.
+    /// Nothing that this host sends reaches the storage any more. Answers still come: so what waits in the host is the
+    /// guest's next write, and not the answer to one that has landed.
     pub fn cut(&self, index: usize) {
-        self.links[index].cut(&self.space, Direction::Both);
+        self.links[index].cut(&self.space, Direction::Incoming);
     }
 
     /// Undoes [`Served::cut`].

@@ -1,8 +1,9 @@
 # The guest of tests/e2e/harness/journal.rs: a boot sector that appends a record to the second disk at every tick of its
-# clock, each in a sector of its own. What a record holds and why two writers cannot hide is told there.
+# clock, each in a block of its own. What a record holds and why two writers cannot hide is told there.
 #
-# It looks at a sector before it writes it. One that somebody else has written meanwhile is left alone, counted, and the
-# next free one taken: nothing that shows two writers is ever destroyed by one of them.
+# A block is 4096 bytes: QEMU makes a reading and a writing of anything smaller, where the host's storage has such blocks.
+# It looks at each block one tick before it writes it. One that somebody else has written is left alone, counted, and the
+# next free one taken.
 
         .intel_syntax noprefix
         .code16
@@ -11,11 +12,12 @@
         .set READ, 0x42                 # int 13h extensions: AH, packet at DS:SI
         .set WRITE, 0x43
         .set DISK, 0x81                 # the second disk
-        .set AT_ONCE, 64                # sectors read by one call while looking for the end
-        .set GAP, 8                     # sectors left free before the first record of a run
+        .set BLOCK, 8                   # sectors
+        .set AT_ONCE, 8 * BLOCK         # read by one call while looking for the end
+        .set GAP, 4 * BLOCK             # left free before the first record of a run
         .set PERIOD, 23864              # of the timer's 1193182 Hz: 20 ms
-        .set RECORD, 0x7e00             # one sector
-        .set LOOK, 0x8000               # AT_ONCE sectors
+        .set RECORD, 0x1000             # one block
+        .set LOOK, 0x8000               # AT_ONCE
 
 _start: ljmp    0, offset start
 
@@ -25,7 +27,7 @@ owner:  .long   0                       # the harness writes these three before 
 epoch:  .long   0
 run:    .long   0
 count:  .long   0
-clash:  .long   0                       # sectors found taken
+clash:  .long   0                       # blocks found taken
         .long   0, 0
 
 sectors: .word  AT_ONCE
@@ -42,26 +44,26 @@ start:  xor     ax, ax
         cld
         xor     ebp, ebp                # behind the last record
 
-        # The end: whoever left a gap left less than AT_ONCE sectors.
+        # The end: whoever left a gap left less than AT_ONCE.
 scan:   mov     ah, READ
         call    disk
         jc      scan
         mov     eax, dword ptr [sector]
         mov     bx, LOOK
         xor     edx, edx                # found something
-1:      inc     eax
+1:      add     eax, BLOCK
         cmp     dword ptr [bx], 0
         je      2f
         mov     ebp, eax
         inc     dx
-2:      add     bx, 512
-        jnz     1b                      # LOOK + 64 sectors is 64 KiB
+2:      add     bx, 512 * BLOCK
+        jnz     1b                      # LOOK and AT_ONCE are 64 KiB
         mov     dword ptr [sector], eax
         test    dx, dx
         jnz     scan
         add     ebp, GAP
         mov     dword ptr [sector], ebp
-        mov     word ptr [sectors], 1
+        mov     word ptr [sectors], BLOCK
 
         mov     al, 0x34                # counter 0, both bytes, rate generator
         out     0x43, al
@@ -70,24 +72,28 @@ scan:   mov     ah, READ
         mov     al, PERIOD >> 8
         out     0x40, al
 
-tick:   sti
-        hlt
-again:  mov     ah, READ
+look:   mov     ah, READ
         call    disk
-        jc      tick
+        jc      later
         mov     si, offset magic
         mov     di, LOOK
         cmp     dword ptr [di], 0
-        je      append
+        je      tick
         mov     cx, 8
         repe    cmpsd
         je      next                    # a write that was reported as failed had landed
         inc     dword ptr [clash]
-        inc     dword ptr [sector]
-        jmp     again
+        add     dword ptr [sector], BLOCK
+        jmp     look
+later:  sti
+        hlt
+        jmp     look
 
-append: mov     di, RECORD
-        mov     dx, 16                  # the whole sector: a torn one shows
+        # The tick begins with the write, so that whatever stops the guest stops it there.
+tick:   sti
+        hlt
+        mov     di, RECORD
+        mov     dx, 512 * BLOCK / 32    # all of it: a torn one shows
 3:      mov     si, offset magic
         mov     cx, 8
         rep     movsd
@@ -97,10 +103,10 @@ append: mov     di, RECORD
         mov     ax, WRITE << 8
         call    disk
         mov     word ptr [buffer], LOOK
-        jc      tick
+        jc      later
 next:   inc     dword ptr [count]
-        inc     dword ptr [sector]
-        jmp     tick
+        add     dword ptr [sector], BLOCK
+        jmp     look
 
 disk:   mov     cx, word ptr [sectors]
         mov     word ptr [many], cx
