@@ -75,6 +75,13 @@ impl fmt::Display for TwoWriters {
     }
 }
 
+impl TwoWriters {
+    /// Whether it is a block that is half one record and half another.
+    pub fn is_torn(&self) -> bool {
+        self.what == Evidence::Torn
+    }
+}
+
 /// All runs in the order of the disk.
 ///
 /// # Errors
