@@ -88,4 +88,14 @@ impl Served {
     pub fn heal(&self, index: usize) {
         self.links[index].heal(&self.space);
     }
+
+    /// Waits until nothing is left in the host that could still reach the storage: a connection that was cut off for
+    /// seconds takes as long to try again.
+    pub fn wait_until_quiet(&self, host: &Host) {
+        let to = format!("dport = :{PORT}");
+        let waits = |line: &str| line.split_whitespace().nth(2).is_some_and(|queue| queue != "0");
+        wait_until("all had been sent", Duration::from_secs(30), || {
+            !host.run("ss", &["-Htan", &to]).expect_ok().lines().any(waits)
+        });
+    }
 }

@@ -166,6 +166,9 @@ impl<'w> Lane<'w> {
             self.wait_until_believed(from);
         }
         wait_until("both machines promised the bound", SOON, || all_well(self));
+        if let Some(storage) = &self.storage {
+            storage.wait_until_quiet(&self.machines[from].node.host);
+        }
         self.journal.wait_for(run, A_WHILE);
         assert_eq!(self.machines[from].node.host.qemu(&self.domain), None, "it came back");
 
