@@ -2,6 +2,7 @@
 
 use super::journal::SIZE;
 use super::process::Process;
+use super::writers::BLOCK;
 use super::{Direction, Domain, Host, Journal, Link, Space, World, wait_until};
 use std::path::Path;
 use std::time::Duration;
@@ -78,10 +79,19 @@ impl Served {
         wait_until("the storage was mounted", SOON, size);
     }
 
-    /// Nothing that this host sends reaches the storage any more. Answers still come: so what waits in the host is the
-    /// guest's next write, and not the answer to one that has landed.
-    pub fn cut(&self, index: usize) {
-        self.links[index].cut(&self.space, Direction::Incoming);
+    /// Nothing that this host sends reaches the storage any more, and a write of its guest's waits for that: where a look
+    /// was caught instead, once more.
+    pub fn cut(&self, index: usize, host: &Host) {
+        for _ in 0..20 {
+            self.links[index].cut(&self.space, Direction::Incoming);
+            wait_until("the guest had asked for something", SOON, || queued(host) > 0);
+            if queued(host) >= BLOCK {
+                return;
+            }
+            self.heal(index);
+            self.wait_until_quiet(host);
+        }
+        panic!("no write was caught on its way to the storage");
     }
 
     /// Undoes [`Served::cut`].
@@ -92,10 +102,12 @@ impl Served {
     /// Waits until nothing is left in the host that could still reach the storage: a connection that was cut off for
     /// seconds takes as long to try again.
     pub fn wait_until_quiet(&self, host: &Host) {
-        let to = format!("dport = :{PORT}");
-        let waits = |line: &str| line.split_whitespace().nth(2).is_some_and(|queue| queue != "0");
-        wait_until("all had been sent", Duration::from_secs(30), || {
-            !host.run("ss", &["-Htan", &to]).expect_ok().lines().any(waits)
-        });
+        wait_until("all had been sent", Duration::from_secs(30), || queued(host) == 0);
     }
+}
+
+/// Bytes that the host still has to send to a storage, or that were not acknowledged.
+fn queued(host: &Host) -> usize {
+    let all = host.run("ss", &["-Htan", &format!("dport = :{PORT}")]).expect_ok();
+    all.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<usize>().ok()).sum()
 }

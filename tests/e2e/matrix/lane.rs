@@ -121,13 +121,14 @@ impl<'w> Lane<'w> {
         if fault == Fault::StartHeld {
             self.hold_a_start(from);
         }
+        if fault.cuts_storage() {
+            let storage = self.storage.as_ref().expect("it is on network storage");
+            storage.cut(from, &self.machines[from].node.host);
+        }
         let before = self.renewed(from, offset.0);
         fault.begin(&mut self.machines[from]);
         if fault == Fault::HostPaused {
             self.held = Some(Held::Host { _frozen: self.machines[from].node.host.freeze() });
-        }
-        if fault.cuts_storage() {
-            self.storage.as_ref().expect("it is on network storage").cut(from);
         }
         let (watch, name) = (Stopwatch::start(), self.machines[to].name.clone());
         let mut moving = self.site.control_meanwhile("move", &["lease", "move", &self.domain.uuid, &name]);
