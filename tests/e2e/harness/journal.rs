@@ -3,16 +3,18 @@
 use super::writers::{self, BLOCK, Run, TwoWriters};
 use super::{Domain, Host, World, wait_until};
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Where every host has its own boot disk, so that the domain's definition is the same on all.
 const BOOT: &str = "/run/journal.boot";
 /// Where the boot sector has the owner, the epoch and the run.
 const IDENTITY: usize = 12;
+/// What is read at once.
+const PART: usize = 64 << 10;
 /// Of the disk.
 pub const SIZE: u64 = 64 << 20;
 const SOON: Duration = Duration::from_secs(20);
@@ -22,13 +24,19 @@ pub struct Journal {
     disk: PathBuf,
     guest: Vec<u8>,
     run: AtomicU32,
+    /// Whatever is before it was written before the last start.
+    old: AtomicU64,
 }
 
 impl Journal {
     /// An empty one, for five minutes of records.
     pub fn new(world: &World) -> Journal {
-        let journal =
-            Journal { disk: world.dir().join("journal.raw"), guest: assembled(world.dir()), run: AtomicU32::new(1) };
+        let journal = Journal {
+            disk: world.dir().join("journal.raw"),
+            guest: assembled(world.dir()),
+            run: AtomicU32::new(1),
+            old: AtomicU64::new(0),
+        };
         journal.clear();
         journal
     }
@@ -37,6 +45,7 @@ impl Journal {
     pub fn clear(&self) {
         let made = File::create(&self.disk).and_then(|file| file.set_len(SIZE));
         made.expect("the world's directory is writable");
+        self.old.store(0, Ordering::Relaxed);
     }
 
     /// The disk.
@@ -72,6 +81,7 @@ impl Journal {
     /// number.
     pub fn load(&self, host: &Host, owner: u32, epoch: u32) -> u32 {
         let run = self.run.fetch_add(1, Ordering::Relaxed);
+        self.old.store((self.bytes(0).len() as u64).saturating_sub(PART as u64), Ordering::Relaxed);
         let mut image = self.guest.clone();
         for (index, word) in [owner, epoch, run].into_iter().enumerate() {
             image[IDENTITY + 4 * index..][..4].copy_from_slice(&word.to_le_bytes());
@@ -88,20 +98,23 @@ impl Journal {
     /// # Errors
     /// Two wrote at the same time.
     pub fn runs(&self) -> Result<Vec<Run>, TwoWriters> {
-        let mut verdict = writers::runs(&self.bytes());
+        let mut verdict = writers::runs(&self.bytes(0));
         for _ in 0..100 {
             if !verdict.as_ref().is_err_and(TwoWriters::is_torn) {
                 break;
             }
             std::thread::sleep(Duration::from_millis(5));
-            verdict = writers::runs(&self.bytes());
+            verdict = writers::runs(&self.bytes(0));
         }
         verdict
     }
 
-    /// How many records a run has written, whoever else writes.
-    pub fn records(&self, run: u32) -> usize {
-        self.bytes().chunks_exact(BLOCK).filter(|block| block[12..16] == run.to_le_bytes()).count()
+    /// How many records a run has written since the last start, whoever else writes.
+    fn records(&self, run: u32) -> usize {
+        self.bytes(self.old.load(Ordering::Relaxed))
+            .chunks_exact(BLOCK)
+            .filter(|block| block[12..16] == run.to_le_bytes())
+            .count()
     }
 
     /// Waits until a run has written so many records more than when this was called.
@@ -111,11 +124,11 @@ impl Journal {
         wait_until(&format!("run {run} had written {more} more records"), SOON, || self.records(run) >= wanted);
     }
 
-    /// As far as anything is written. No guest leaves as much free as is read at once.
-    fn bytes(&self) -> Vec<u8> {
+    /// From there as far as anything is written. No guest leaves as much free as is read at once.
+    fn bytes(&self, from: u64) -> Vec<u8> {
         let mut file = File::open(&self.disk).expect("the disk is there");
-        let mut written = Vec::new();
-        let mut part = [0; 64 << 10];
+        file.seek(SeekFrom::Start(from)).expect("it is a file");
+        let (mut written, mut part) = (Vec::new(), [0; PART]);
         while file.read_exact(&mut part).is_ok() && part.chunks_exact(BLOCK).any(|block| block[..4] != [0; 4]) {
             written.extend_from_slice(&part);
         }

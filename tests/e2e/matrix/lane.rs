@@ -15,7 +15,7 @@ const SOON: Duration = Duration::from_secs(20);
 /// Before or after an instant.
 const A_LITTLE: Duration = Duration::from_millis(100);
 /// For the authority to be woken on a loaded machine.
-const SLACK: Duration = Duration::from_millis(100);
+const SLACK: Duration = Duration::from_millis(500);
 /// Records: how long both are watched after all is well again.
 const A_WHILE: usize = 15;
 
