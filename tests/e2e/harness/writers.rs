@@ -1,9 +1,9 @@
 //! The oracle for two writers: what a shared disk itself says about who wrote when. Pure: bytes in, verdict out.
 //!
 //! The guest (tests/e2e/payload/journal.S) looks for the end of the journal, leaves [`GAP`] blocks free, and appends a
-//! record every 20 ms, each in a block of its own, counting from 0. A block that it finds taken one tick before its turn
-//! comes it leaves alone, and says so in every record from then on. So whatever two writers do at the same time stays to
-//! be seen:
+//! record at every tick, 55 ms, each in a block of its own, counting from 0. A block that it finds taken one tick before
+//! its turn comes it leaves alone, and says so in every record from then on. So whatever two writers do at the same time
+//! stays to be seen:
 //!
 //! * The newcomer looked for the end at one instant and wrote its first record later. Whatever the old one wrote in between
 //!   or after, also a late write of a dead one, lies in the gap: it is shorter than it must be. Where four blocks do not

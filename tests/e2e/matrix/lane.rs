@@ -17,7 +17,7 @@ const A_LITTLE: Duration = Duration::from_millis(100);
 /// For the authority to be woken on a loaded machine.
 const SLACK: Duration = Duration::from_millis(500);
 /// Records: how long both are watched after all is well again.
-const A_WHILE: usize = 15;
+const A_WHILE: usize = 8;
 
 /// What one case measured.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

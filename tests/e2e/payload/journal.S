@@ -1,5 +1,5 @@
 # The guest of tests/e2e/harness/journal.rs: a boot sector that appends a record to the second disk at every tick of its
-# clock, each in a block of its own. What a record holds and why two writers cannot hide is told there.
+# clock (18.2 a second), each in a block of its own. What a record holds and why two writers cannot hide is told there.
 #
 # A block is 4096 bytes: QEMU makes a reading and a writing of anything smaller, where the host's storage has such blocks.
 # It looks at each block one tick before it writes it. One that somebody else has written is left alone, counted, and the
@@ -15,7 +15,6 @@
         .set BLOCK, 8                   # sectors
         .set AT_ONCE, 8 * BLOCK         # read by one call while looking for the end
         .set GAP, 4 * BLOCK             # left free before the first record of a run
-        .set PERIOD, 23864              # of the timer's 1193182 Hz: 20 ms
         .set RECORD, 0x1000             # one block
         .set LOOK, 0x8000               # AT_ONCE
 
@@ -64,13 +63,6 @@ scan:   mov     ah, READ
         add     ebp, GAP
         mov     dword ptr [sector], ebp
         mov     word ptr [sectors], BLOCK
-
-        mov     al, 0x34                # counter 0, both bytes, rate generator
-        out     0x43, al
-        mov     al, PERIOD & 0xff
-        out     0x40, al
-        mov     al, PERIOD >> 8
-        out     0x40, al
 
 look:   mov     ah, READ
         call    disk
