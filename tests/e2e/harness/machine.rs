@@ -20,7 +20,7 @@ pub const FEED: Duration = Duration::from_millis(500);
 
 /// A node with a watchdog.
 pub struct Machine {
-    // Before the host whose processes they are.
+    // Dropped before the host whose processes they are.
     between: Option<Process>,
     device: Option<Process>,
     pub node: Node,
@@ -42,8 +42,8 @@ impl Machine {
         let word = dir.join("word");
         // The terminal is put where no machine misses anything (/dev is all hosts' own): /dev/full is a device that
         // nothing here opens. What could reset the machine that runs the test is out of reach first.
-        let prepare = "{ [ ! -e /proc/sysrq-trigger ] || mount --bind /dev/null /proc/sysrq-trigger; } && mount -t tmpfs sys /sys/class/watchdog && \
-            mkdir /sys/class/watchdog/full && cd /sys/class/watchdog/full && echo stand-in >identity && \
+        let prepare = "{ [ ! -e /proc/sysrq-trigger ] || mount --bind /dev/null /proc/sysrq-trigger; } && \
+            mount -t tmpfs sys /sys/class/watchdog && mkdir /sys/class/watchdog/full && cd /sys/class/watchdog/full && echo stand-in >identity && \
             echo 0x8180 >options && echo 0 >nowayout && mkdir -p /run/leasehold && \
             mount -t tmpfs -o size=1m run /run/leasehold && mount -t tmpfs -o size=1m var /var/lib/leasehold";
         node.host.run("sh", &["-c", prepare]).expect_ok();
@@ -109,9 +109,12 @@ impl Machine {
         std::fs::write(&new, word).and_then(|()| std::fs::rename(&new, &self.word)).expect("the directory is writable");
     }
 
-    /// When the watchdog has reset it, in this boot.
+    /// Whether the watchdog has reset it, in this boot.
     pub fn was_reset(&mut self) -> bool {
-        self.device.as_mut().is_none_or(Process::has_ended)
+        let Some(device) = &mut self.device else { return true };
+        let over = device.has_ended();
+        assert!(!over || device.log().ends_with("\nreset\n"), "the device failed:\n{}", device.log());
+        over
     }
 
     /// Boots it again after a reset, as another boot of the same machine: empty /run, its network up, its guard, and last
