@@ -10,11 +10,11 @@
 //! | [`hook`], [`disks`] | libvirt's qemu hook, and which disks go through the page cache by its XML |
 //! | [`local`] | the guard's unix socket |
 //! | [`config`], [`cli`] | the configuration, the commands |
-//! | `authority` | the reference authority, behind a feature: the node's binary carries none of it |
+//! | [`authority`] | the reference authority: its book is pure, its server and store are behind a feature |
+//! | [`simulate`] | all of the above that decides, in virtual time: what would happen if |
 //!
 //! Data flows one way: *sources and node → events → lease core → actions → node*.
 
-#[cfg(feature = "leasehold-authority")]
 pub mod authority;
 pub mod cli;
 pub mod config;
@@ -25,4 +25,5 @@ pub mod lease;
 pub mod local;
 pub mod node;
 pub mod protocol;
+pub mod simulate;
 pub mod sources;
