@@ -89,6 +89,9 @@ impl World<'_> {
     }
 
     pub fn continue_authority(&mut self) {
+        if self.authority.still() {
+            self.record.authority_starts.push(self.now);
+        }
         self.authority.stopped = false;
         if let Some(since) = self.authority.paused.take() {
             self.authority.lost += self.now.since(since);

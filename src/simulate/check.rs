@@ -6,7 +6,7 @@ use super::phrase::{DomainIx, HostIx};
 use super::record::{Broken, Kind};
 use super::world::World;
 use crate::lease::event::Notice;
-use crate::lease::id::ProcessKey;
+use crate::lease::id::{NodeId, ProcessKey};
 
 impl World<'_> {
     pub fn say(&mut self, host: HostIx, kind: Kind, text: impl FnOnce() -> String) {
@@ -38,6 +38,11 @@ impl World<'_> {
             let text = format!("{name} is killed on {host}, to whose contact and claim nothing was done");
             self.record.broken(now, Broken::Needless, text);
         }
+    }
+
+    /// A clone goes by the node id of the machine it was made from.
+    fn node(&self, host: HostIx) -> &NodeId {
+        &self.setup.hosts[host.0].node
     }
 
     /// What runs on a machine, after something changed there.
@@ -81,7 +86,7 @@ impl World<'_> {
                 self.record.broken(now, Broken::TwoCopies, text);
             }
             if let Some(owner) = self.owner(domain)
-                && let Some(&other) = copies.iter().find(|&&host| host != owner)
+                && let Some(&other) = copies.iter().find(|other| self.node(**other) != self.node(owner))
             {
                 let text = format!("{} owns {name} while a copy of it lives on {}", of(owner), of(other));
                 self.record.broken(now, Broken::TooEarly, text);

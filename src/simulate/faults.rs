@@ -53,8 +53,12 @@ impl World<'_> {
                 (Verb::Killable, _) => self.set_unkillable(domain, false),
                 (Verb::Slow, _) => self.set_slow(domain, what.span),
                 (Verb::Suspend | Verb::Resume, _) => {
-                    for host in 0..self.hosts.len() {
-                        self.run_vcpus(HostIx(host), domain, what.verb == Verb::Resume);
+                    for host in (0..self.hosts.len()).map(HostIx) {
+                        // What waits at the end of a migration is its guard's to resume.
+                        let waits = |qemu: &super::libvirt::Qemu| qemu.domain == domain && qemu.incoming;
+                        if !self.hosts[host.0].qemus.iter().any(waits) {
+                            self.run_vcpus(host, domain, what.verb == Verb::Resume);
+                        }
                     }
                 }
                 _ => {}
@@ -163,7 +167,13 @@ impl World<'_> {
         match what.verb {
             Cut | CutQuestions | CutAnswers | CutPath | Delay | DelayQuestions | DelayAnswers | Lose | KillGuard
             | KillGuardAfterLedger | StopGuard | HangScan | DropLedger | PauseHost | SleepHost | Reset | PowerOff
-            | Fence => what.hosts.iter().for_each(|host| self.hosts[host.0].touched = true),
+            | Fence => {
+                // A clone goes by the node id of the machine it was made from.
+                let nodes: Vec<_> = what.hosts.iter().map(|host| &self.setup.hosts[host.0].node).collect();
+                for (at, host) in self.setup.hosts.iter().enumerate() {
+                    self.hosts[at].touched |= nodes.contains(&&host.node);
+                }
+            }
             Grant
             | Move
             | Revoke

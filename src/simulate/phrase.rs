@@ -119,11 +119,12 @@ impl<V: Copy + PartialEq> Phrase<V> {
         let Some((_, pattern)) = table.iter().find(|(verb, _)| *verb == self.verb) else { return String::new() };
         let hosts: Vec<&str> = self.hosts.iter().map(|&HostIx(at)| names.hosts[at].as_str()).collect();
         let domains: Vec<&str> = self.domains.iter().map(|&DomainIx(at)| names.domains[at].as_str()).collect();
-        let mut line = String::new();
+        let (mut each, mut line) = (hosts.iter(), String::new());
         for part in pattern.split(' ') {
             let _ = match part {
-                "HOST" | "HOSTS" => write!(line, " {}", hosts.join(",")),
-                "DOMAINS" => write!(line, " {}", domains.join(",")),
+                "HOST" => write!(line, " {}", each.next().unwrap_or(&"")),
+                "HOSTS" => write!(line, " {}", gather(each.as_slice())),
+                "DOMAINS" => write!(line, " {}", gather(&domains)),
                 "SPAN" => write!(line, " {}", when::show(self.span)),
                 "TIME" => write!(line, " T+{}", when::show(self.span)),
                 "NUMBER" => write!(line, " {}", self.number),
@@ -163,6 +164,27 @@ fn find(word: &str, names: &[String], what: &str) -> Result<Vec<usize>, String> 
         })
     };
     spread(word)?.into_iter().map(place).collect()
+}
+
+/// The opposite of [`spread`]: runs of three and more become ranges.
+fn gather(names: &[&str]) -> String {
+    let split = |name: &str| {
+        let stem = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+        Some((name[..stem].to_owned(), name[stem..].parse::<usize>().ok()?))
+    };
+    let follows = |one: &str, next: &str| {
+        let pair = split(one).zip(split(next));
+        pair.is_some_and(|((stem, number), (other, after))| stem == other && after == number + 1)
+    };
+    let mut parts: Vec<String> = Vec::new();
+    let mut rest = names;
+    while let Some(&first) = rest.first() {
+        let run = 1 + rest.windows(2).take_while(|pair| follows(pair[0], pair[1])).count();
+        let (taken, left) = rest.split_at(if run > 2 { run } else { 1 });
+        parts.push(if run > 2 { format!("{first}..{}", taken[run - 1]) } else { first.to_owned() });
+        rest = left;
+    }
+    parts.join(",")
 }
 
 /// `n1,n2` and `n1..n50` as single names.

@@ -50,8 +50,8 @@ pub struct Gone {
     pub bound_at_ms: Option<f64>,
     /// When its last process ended; null: none ran then, or it lives.
     pub dead_at_ms: Option<f64>,
-    /// The authority was started anew meanwhile, and counted again from then.
-    pub authority_restarted: bool,
+    /// The authority was away meanwhile, and counted again, or on, from when it was back.
+    pub authority_away: bool,
 }
 
 /// A broken promise.
@@ -99,7 +99,7 @@ impl Report {
                 proof: one.safe.map(|safe| safe.1),
                 bound_at_ms: one.bound_at.map(ms),
                 dead_at_ms: world.outlived(one).map(ms),
-                authority_restarted: world.record.authority_starts.iter().any(|&at| at > one.at && at <= over),
+                authority_away: world.record.authority_starts.iter().any(|&at| at > one.at && at <= over),
             }
         };
         let fault = |one: &super::record::Violation| Fault {

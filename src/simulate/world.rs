@@ -117,7 +117,8 @@ pub(super) struct World<'a> {
     armed: Option<usize>,
     last_step: BootTime,
     end: BootTime,
-    /// A line whose time never comes is left out instead of being an error: random schedules name timers blindly.
+    /// A line whose time is past is done at once, and one whose timer is not there is left out, instead of either being
+    /// an error: random schedules name timers blindly.
     lenient: bool,
     /// Which lines came to be done, and when.
     pub done: Vec<Option<BootTime>>,
@@ -280,7 +281,11 @@ impl<'a> World<'a> {
                     self.armed = Some(self.next_step - 1);
                     return self.at(at, Happening::Step);
                 }
-                _ if self.lenient => {}
+                Ok(_) if self.lenient => {
+                    self.armed = Some(self.next_step - 1);
+                    return self.after(Duration::ZERO, Happening::Step);
+                }
+                Err(_) if self.lenient => {}
                 Ok(at) => {
                     let (when, at, now) = (step.at.show(&self.setup.names), self.record.t(at), self.record.t(self.now));
                     return self.fail(
