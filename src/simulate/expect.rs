@@ -64,13 +64,12 @@ impl World<'_> {
             Claim::Never => {
                 must(!here().any(|life| life.ran.iter().any(|&(_, until)| until.is_none_or(|u| u > self.t))), &ran)
             }
-            Claim::LivesUntil => {
-                let longest =
-                    here().filter(|life| life.from <= self.t).map(|life| life.until.unwrap_or(BootTime::NEVER)).max();
-                must(longest.is_some_and(|until| until >= time), &|| {
-                    format!("it ends at {}", longest.map_or("no time".into(), t))
-                })
-            }
+            // Its first life there: one that ends and is followed by another has ended.
+            Claim::LivesUntil => match here().next().map(|life| life.until) {
+                Some(Some(until)) if until < time => Err(format!("it ends at {}", t(until))),
+                Some(_) => Ok(()),
+                None => Err("it does not run there".to_owned()),
+            },
             Claim::DeadBy => match here().filter(|life| life.from <= time).find(|life| lived(life, time)) {
                 Some(life) => {
                     Err(life.until.map_or("it lives on".to_owned(), |until| format!("it lives until {}", t(until))))

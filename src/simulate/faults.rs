@@ -97,11 +97,15 @@ impl World<'_> {
                 each(&|link| link.cut(Direction::Answers));
                 self.explain(host);
             }
-            Verb::CutPath => {
+            Verb::CutPath | Verb::DelayPath => {
                 let path = (what.number as usize).checked_sub(1).and_then(|path| self.hosts[at].links.get_mut(path));
                 let link = path.ok_or_else(|| format!("there is no path {} (see 'endpoints')", what.number))?;
-                link.cut(Direction::Questions);
-                link.cut(Direction::Answers);
+                if what.verb == Verb::DelayPath {
+                    link.delay = [what.span; 2];
+                } else {
+                    link.cut(Direction::Questions);
+                    link.cut(Direction::Answers);
+                }
             }
             Verb::Heal => {
                 each(&|link| link.heal());
@@ -165,7 +169,7 @@ impl World<'_> {
     fn note_touched(&mut self, what: &Phrase<Verb>) {
         use Verb::*;
         match what.verb {
-            Cut | CutQuestions | CutAnswers | CutPath | Delay | DelayQuestions | DelayAnswers | Lose | KillGuard
+            Cut | CutQuestions | CutAnswers | CutPath | DelayPath | Delay | DelayQuestions | DelayAnswers | Lose | KillGuard
             | KillGuardAfterLedger | StopGuard | HangScan | DropLedger | PauseHost | SleepHost | Reset | PowerOff
             | Fence => {
                 // A clone goes by the node id of the machine it was made from.
