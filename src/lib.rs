@@ -10,7 +10,8 @@
 //! | [`hook`], [`disks`] | libvirt's qemu hook, and which disks go through the page cache by its XML |
 //! | [`local`] | the guard's unix socket |
 //! | [`config`], [`cli`] | the configuration, the commands |
-//! | `authority` | the reference authority, behind a feature: the node's binary carries none of it |
+//! | [`authority`] | the reference authority: its book is pure, its server and store are behind a feature |
+//! | [`simulate`] | all of the above that decides, in virtual time: what would happen if |
 //!
 //! Data flows one way: *sources and node → events → lease core → actions → node*.
 
@@ -31,5 +32,7 @@ pub mod local;
 #[cfg(feature = "node")]
 pub mod node;
 pub mod protocol;
+#[cfg(feature = "node")]
+pub mod simulate;
 #[cfg(feature = "node")]
 pub mod sources;

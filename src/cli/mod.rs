@@ -10,6 +10,7 @@ pub mod guard;
 pub mod lease;
 pub mod migrate;
 pub mod node;
+pub mod simulate;
 pub mod status;
 pub mod timing;
 mod waiting;
@@ -38,6 +39,7 @@ enum Command {
     Status(status::Args),
     Doctor(doctor::Args),
     Timing(timing::Args),
+    Simulate(simulate::Args),
     CheckConfig(check_config::Args),
     Lease(lease::Lease),
     Migrate(migrate::Migrate),
@@ -78,6 +80,7 @@ pub fn main() -> ExitCode {
         Command::Status(args) => status::run(args, &mut out, &mut err),
         Command::Doctor(args) => return doctor::run(args, &mut Terminal::stdio()).into(),
         Command::Timing(args) => timing::run(args, &mut out, &mut err),
+        Command::Simulate(args) => simulate::run(args, &mut out, &mut err),
         Command::CheckConfig(args) => check_config::run(args, &mut out, &mut err),
         Command::Lease(args) => return lease::run(args, &mut Terminal::stdio()).into(),
         Command::Migrate(args) => return migrate::run(args, &mut Terminal::stdio()).into(),

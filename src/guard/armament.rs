@@ -32,7 +32,7 @@ pub const STORED: &str = "watchdog";
 /// What the core gets to say what lives.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Between two looks at what the feed thread reports.
-const LOOK: Duration = Duration::from_millis(250);
+pub(crate) const LOOK: Duration = Duration::from_millis(250);
 /// The same until it was armed or refused, which the first question waits for.
 const FIRST_LOOK: Duration = Duration::from_millis(25);
 
@@ -172,7 +172,7 @@ impl Watcher {
             self.keep(now.0);
             if now != told {
                 let timeout = self.report.timeout();
-                let bound = bound(now.0, &self.timing, &self.needs, timeout, self.strict);
+                let bound = bound(now.0, &self.timing, self.needs.after(timeout), timeout, self.strict);
                 self.core.send(Input::Event(Event::Watchdog { bound })).expect("the core lives as long as the process");
                 let (severity, text) = tale(&now, &self.title, timeout, bound, || self.what_lives());
                 self.record.say(severity, text);
@@ -244,11 +244,17 @@ fn conclude_test(config: &Config, record: &Record) {
 }
 
 /// The bound that a device in this state is good for: W as read back, or as the device is known or was measured to need.
-fn bound(state: FeedState, timing: &Timing, needs: &TimeToReset, timeout: u32, strict: bool) -> Option<Duration> {
+pub(crate) fn bound(
+    state: FeedState,
+    timing: &Timing,
+    needs: Duration,
+    timeout: u32,
+    strict: bool,
+) -> Option<Duration> {
     use FeedState::*;
     let armed = matches!(state, Armed | Starving | Abandoned | Fencing);
     let timing = Timing { watchdog: Duration::from_secs(timeout.into()), ..*timing };
-    let assured = if armed { Assured::Needs(needs.after(timeout)) } else { Assured::None };
+    let assured = if armed { Assured::Needs(needs) } else { Assured::None };
     if strict { timing.bound_if_feed_stops(assured) } else { timing.bound(assured) }
 }
 

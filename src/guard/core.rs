@@ -8,6 +8,7 @@ use super::polite::Polite;
 use super::record::Record;
 use super::scan::Scanner;
 use crate::lease::event::{Action, Event, Severity};
+use crate::lease::gone::DisarmOrder;
 use crate::lease::guard::Guard;
 use crate::lease::time::BootTime;
 use crate::lease::view::StatusView;
@@ -41,7 +42,7 @@ impl Permit {
         BootTime::from_nanos(self.until.load(Ordering::Acquire))
     }
 
-    pub(super) fn publish(&self, until: BootTime) {
+    pub(crate) fn publish(&self, until: BootTime) {
         self.until.store(until.as_nanos(), Ordering::Release);
     }
 
@@ -50,7 +51,7 @@ impl Permit {
         self.fences.load(Ordering::Acquire)
     }
 
-    pub(super) fn publish_fence(&self, fences: bool) {
+    pub(crate) fn publish_fence(&self, fences: bool) {
         self.fences.store(fences, Ordering::Release);
     }
 }
@@ -126,16 +127,16 @@ pub fn run(mut guard: Guard, inputs: Receiver<Input>, hands: &Hands, timer: &Boo
 }
 
 /// The feed thread learns what it may do: to feed until the permit, to cut short what is left, or to stop the watchdog.
-fn allow_feeding(guard: &Guard, hands: &Hands, permit: &Permit) {
+pub(crate) fn allow_feeding(guard: &Guard, disarm: Option<&DisarmOrder>, permit: &Permit) {
     permit.publish_fence(guard.fences());
-    match (guard.all_gone(), &hands.watchdog) {
-        (Some(proof), Some(watchdog)) => {
+    match (guard.all_gone(), disarm) {
+        (Some(proof), Some(disarm)) => {
             permit.publish(guard.permit());
-            watchdog.disarm.give(proof);
+            disarm.give(proof);
         }
-        (None, Some(watchdog)) => {
+        (None, Some(disarm)) => {
             // Before the permit: what was found running must not meet a watchdog that may still be stopped.
-            watchdog.disarm.take_back();
+            disarm.take_back();
             permit.publish(guard.permit());
         }
         (_, None) => permit.publish(guard.permit()),
@@ -144,7 +145,7 @@ fn allow_feeding(guard: &Guard, hands: &Hands, permit: &Permit) {
 
 fn carry_out(guard: &mut Guard, event: Event, hands: &Hands, timer: &BootTimer, permit: &Permit) {
     let turn = guard.step(clock::now(), event);
-    allow_feeding(guard, hands, permit);
+    allow_feeding(guard, hands.watchdog.as_ref().map(|watchdog| watchdog.disarm.as_ref()), permit);
     // rule 6: what kills goes first and waits for nothing
     let mut outward = Vec::new();
     for action in turn.actions {

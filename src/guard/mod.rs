@@ -19,13 +19,13 @@
 //!
 //! The guard is built to be killed at any instant: there is no shutdown, only the ledger.
 
-mod armament;
+pub(crate) mod armament;
 mod copies;
-mod core;
+pub(crate) mod core;
 mod disks;
 mod ending;
 mod farewell;
-mod feed;
+pub(crate) mod feed;
 mod fences;
 mod killer;
 mod outbox;
@@ -68,7 +68,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The most often that the host is scanned without a reason.
-const SCAN_INTERVAL: Duration = Duration::from_secs(2);
+pub(crate) const SCAN_INTERVAL: Duration = Duration::from_secs(2);
 /// The largest ledger read: 10 000 domains take about 8 MiB.
 const MAX_LEDGER: usize = 64 << 20;
 

@@ -32,18 +32,45 @@ pub struct NodeFacts {
     pub ttl: Duration,
 }
 
-/// One endpoint of an authority.
-pub struct Native {
-    client: Client,
+/// One endpoint's side of the exchange, without the network: what is sent for a question, and what an answer to it is
+/// worth.
+#[derive(Debug)]
+pub struct Conversation {
     memory: Memory,
     facts: NodeFacts,
-    watched: u64,
 }
 
-impl Native {
-    /// Speaks to the authority that the client reaches.
-    pub fn new(client: Client, facts: NodeFacts) -> Native {
-        Native { client, memory: Memory::default(), facts, watched: 0 }
+/// What an answer came to.
+#[derive(Debug)]
+pub enum Heard {
+    /// The answer, complete.
+    Answer(RenewAnswer),
+    /// The same question is to be sent again, with its list in full.
+    InFull(RenewRequest),
+}
+
+impl Conversation {
+    /// Nothing was asked yet.
+    pub fn new(facts: NodeFacts) -> Conversation {
+        Conversation { memory: Memory::default(), facts }
+    }
+
+    /// What is sent first for a question.
+    pub fn ask(&self, question: &Question) -> RenewRequest {
+        self.request(question, self.memory.list(&question.domains, false))
+    }
+
+    /// Takes the answer to the request that was sent for a question.
+    ///
+    /// # Errors
+    /// It is of no use; why, as a clause (rule 3).
+    pub fn hear(&mut self, question: &Question, sent: &RenewRequest, mut answer: RenewAnswer) -> Result<Heard, String> {
+        if answer.list_wanted && sent.list.domains.is_none() {
+            self.memory = Memory::default();
+            return Ok(Heard::InFull(self.request(question, self.memory.list(&question.domains, true))));
+        }
+        self.memory.learn(&question.domains, &mut answer)?;
+        Ok(Heard::Answer(answer))
     }
 
     fn request(&self, question: &Question, list: QuestionList) -> RenewRequest {
@@ -62,14 +89,31 @@ impl Native {
             receipts: question.receipts.clone(),
         }
     }
+}
 
-    fn post(&self, question: &Question, list: QuestionList) -> Result<RenewAnswer, String> {
+/// One endpoint of an authority.
+pub struct Native {
+    client: Client,
+    conversation: Conversation,
+    watched: u64,
+}
+
+impl Native {
+    /// Speaks to the authority that the client reaches.
+    pub fn new(client: Client, facts: NodeFacts) -> Native {
+        Native { client, conversation: Conversation::new(facts), watched: 0 }
+    }
+
+    fn path(&self, what: &str) -> String {
+        format!("/v1/nodes/{}/{what}", self.conversation.facts.node)
+    }
+
+    fn post(&self, question: &Question, request: &RenewRequest) -> Result<RenewAnswer, String> {
         let left = (question.sent + question.timeout).left(clock::now());
         if left.is_zero() {
             return Err("no time is left for it".into());
         }
-        let path = format!("/v1/nodes/{}/renew", self.facts.node);
-        self.client.json("POST", &path, Some(&self.request(question, list)), left).map_err(|error| error.to_string())
+        self.client.json("POST", &self.path("renew"), Some(request), left).map_err(|error| error.to_string())
     }
 }
 
@@ -79,17 +123,19 @@ impl Source for Native {
     }
 
     fn ask(&mut self, question: &Question) -> Result<RenewAnswer, String> {
-        let mut answer = self.post(question, self.memory.list(&question.domains, false))?;
-        if answer.list_wanted {
-            self.memory = Memory::default();
-            answer = self.post(question, self.memory.list(&question.domains, true))?;
+        let mut request = self.conversation.ask(question);
+        loop {
+            let answer = self.post(question, &request)?;
+            // At most twice: a list in full is never asked for again.
+            match self.conversation.hear(question, &request, answer)? {
+                Heard::Answer(answer) => return Ok(answer),
+                Heard::InFull(again) => request = again,
+            }
         }
-        self.memory.learn(&question.domains, &mut answer)?;
-        Ok(answer)
     }
 
     fn watch(&mut self) -> Result<Option<Vec<DomainId>>, String> {
-        let path = format!("/v1/nodes/{}/watch?seen={}", self.facts.node, self.watched);
+        let path = self.path(&format!("watch?seen={}", self.watched));
         let answer: WatchAnswer =
             self.client.json("GET", &path, None, WATCH_TIMEOUT).map_err(|error| error.to_string())?;
         let changed = answer.version != self.watched;

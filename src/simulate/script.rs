@@ -1,0 +1,537 @@
+//! A scenario as an operator writes it: what there is, what happens, what must hold. docs/simulate.md has the grammar.
+
+use super::phrase::{DomainIx, HostIx, MOST, Names, Phrase, Table, spread};
+use super::when::{LONGEST, When};
+use crate::lease::id::NodeId;
+use crate::lease::timing::{Profile, Timing};
+use std::fmt::{self, Write};
+use std::time::Duration;
+
+/// The longest script read, in bytes.
+pub const MAX_SCRIPT: usize = 256 << 10;
+const MOST_LINES: usize = 2_000;
+
+/// What there is, before anything happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setting {
+    Profile,
+    Margin,
+    Seed,
+    WarmUp,
+    Boot,
+    RunFor,
+    Endpoints,
+    Nodes,
+    CloneOf,
+    Observe,
+    NoWatchdog,
+    NoFdStore,
+    NoLastResort,
+    Report,
+    Fast,
+    Slow,
+    Domain,
+    Autostart,
+    Hold,
+    Limit,
+}
+
+/// The lines before the first `at`.
+pub const SETTINGS: &Table<Setting> = &[
+    (Setting::Profile, "profile NAMES"),
+    (Setting::Nodes, "nodes NAMES"),
+    (Setting::Domain, "domain NAMES on HOSTS"),
+    (Setting::Hold, "on lapse hold DOMAINS"),
+    (Setting::Autostart, "autostart DOMAINS"),
+    (Setting::Observe, "observe on HOSTS"),
+    (Setting::NoWatchdog, "no watchdog on HOSTS"),
+    (Setting::NoFdStore, "no fd store on HOSTS"),
+    (Setting::NoLastResort, "no last resort on HOSTS"),
+    (Setting::Report, "unkillable report on HOSTS"),
+    (Setting::CloneOf, "clone HOST of HOST"),
+    (Setting::Endpoints, "endpoints NUMBER"),
+    (Setting::Fast, "clock of HOSTS fast by NUMBER ppm"),
+    (Setting::Slow, "clock of HOSTS slow by NUMBER ppm"),
+    (Setting::Margin, "margin SPAN"),
+    (Setting::Boot, "boot takes SPAN"),
+    (Setting::WarmUp, "warm up SPAN"),
+    (Setting::Seed, "seed NUMBER"),
+    (Setting::RunFor, "run for SPAN"),
+    (Setting::Limit, "this shows a limit"),
+];
+
+/// What happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    Cut,
+    CutQuestions,
+    CutAnswers,
+    CutPath,
+    DelayPath,
+    Heal,
+    Delay,
+    DelayQuestions,
+    DelayAnswers,
+    Lose,
+    Duplicate,
+    KillGuard,
+    KillGuardAfterLedger,
+    StartGuard,
+    RestartGuard,
+    StopGuard,
+    ContinueGuard,
+    HangScan,
+    MendScan,
+    DropLedger,
+    Drain,
+    Undrain,
+    StopLibvirt,
+    ContinueLibvirt,
+    KillLibvirt,
+    StartLibvirt,
+    Start,
+    KeepStarting,
+    RunUnhooked,
+    Exit,
+    Destroy,
+    Unkillable,
+    Killable,
+    Slow,
+    Suspend,
+    Resume,
+    PauseHost,
+    SleepHost,
+    ContinueHost,
+    Reset,
+    PowerOff,
+    PowerOn,
+    BreakWatchdog,
+    Grant,
+    Move,
+    Revoke,
+    Forget,
+    Fence,
+    Unfence,
+    Accept,
+    Migrate,
+    MigrateLosing,
+    MigrateUnpaused,
+    MigrateUnpausedLosing,
+    Open,
+    Receive,
+    Moved,
+    Abort,
+    KillAuthority,
+    KillAuthorityUncommitted,
+    KillAuthorityCommitted,
+    StartAuthority,
+    StopAuthority,
+    ContinueAuthority,
+    PauseAuthority,
+}
+
+/// What can follow `at TIME`. A longer phrase stands before the shorter one it begins with.
+pub const VERBS: &Table<Verb> = &[
+    (Verb::Cut, "cut HOSTS"),
+    (Verb::CutQuestions, "cut HOSTS questions"),
+    (Verb::CutAnswers, "cut HOSTS answers"),
+    (Verb::CutPath, "cut HOSTS path NUMBER"),
+    (Verb::DelayPath, "delay HOSTS path NUMBER SPAN"),
+    (Verb::Heal, "heal HOSTS"),
+    (Verb::Delay, "delay HOSTS SPAN"),
+    (Verb::DelayQuestions, "delay HOSTS questions SPAN"),
+    (Verb::DelayAnswers, "delay HOSTS answers SPAN"),
+    (Verb::Lose, "lose HOSTS one in NUMBER"),
+    (Verb::Duplicate, "duplicate HOSTS one in NUMBER"),
+    (Verb::KillGuard, "kill guard HOSTS"),
+    (Verb::KillGuardAfterLedger, "kill guard HOSTS after its next ledger"),
+    (Verb::StartGuard, "start guard HOSTS"),
+    (Verb::RestartGuard, "restart guard HOSTS"),
+    (Verb::StopGuard, "stop guard HOSTS"),
+    (Verb::ContinueGuard, "continue guard HOSTS"),
+    (Verb::HangScan, "hang scan HOSTS"),
+    (Verb::MendScan, "mend scan HOSTS"),
+    (Verb::DropLedger, "drop ledger HOSTS"),
+    (Verb::Drain, "drain HOSTS"),
+    (Verb::Undrain, "undrain HOSTS"),
+    (Verb::StopLibvirt, "stop libvirtd HOSTS"),
+    (Verb::ContinueLibvirt, "continue libvirtd HOSTS"),
+    (Verb::KillLibvirt, "kill libvirtd HOSTS"),
+    (Verb::StartLibvirt, "start libvirtd HOSTS"),
+    (Verb::KillAuthority, "kill authority"),
+    (Verb::KillAuthorityUncommitted, "kill authority before its next commit"),
+    (Verb::KillAuthorityCommitted, "kill authority after its next commit"),
+    (Verb::StartAuthority, "start authority"),
+    (Verb::StopAuthority, "stop authority"),
+    (Verb::PauseAuthority, "pause authority"),
+    (Verb::ContinueAuthority, "continue authority"),
+    (Verb::Start, "start DOMAINS on HOST"),
+    (Verb::KeepStarting, "keep starting DOMAINS on HOST"),
+    (Verb::RunUnhooked, "run DOMAINS on HOST past the hook"),
+    (Verb::Exit, "exit DOMAINS"),
+    (Verb::Destroy, "destroy DOMAINS"),
+    (Verb::Unkillable, "unkillable DOMAINS"),
+    (Verb::Killable, "killable DOMAINS"),
+    (Verb::Slow, "slow DOMAINS SPAN"),
+    (Verb::Suspend, "suspend DOMAINS"),
+    (Verb::Resume, "resume DOMAINS"),
+    (Verb::PauseHost, "pause host HOSTS"),
+    (Verb::SleepHost, "sleep host HOSTS"),
+    (Verb::ContinueHost, "continue host HOSTS"),
+    (Verb::Reset, "reset HOSTS"),
+    (Verb::PowerOff, "power off HOSTS"),
+    (Verb::PowerOn, "power on HOSTS"),
+    (Verb::BreakWatchdog, "break watchdog HOSTS"),
+    (Verb::Grant, "grant DOMAINS to HOST"),
+    (Verb::Move, "move DOMAINS to HOST"),
+    (Verb::Revoke, "revoke DOMAINS"),
+    (Verb::Forget, "forget DOMAINS"),
+    (Verb::Fence, "fence HOSTS"),
+    (Verb::Unfence, "unfence HOSTS"),
+    (Verb::Accept, "accept HOST"),
+    (Verb::Migrate, "migrate DOMAINS to HOST"),
+    (Verb::MigrateLosing, "migrate DOMAINS to HOST losing the last reply"),
+    (Verb::MigrateUnpaused, "migrate DOMAINS to HOST unpaused"),
+    (Verb::MigrateUnpausedLosing, "migrate DOMAINS to HOST unpaused losing the last reply"),
+    (Verb::Open, "open migration of DOMAINS to HOST"),
+    (Verb::Receive, "receive DOMAINS on HOST"),
+    (Verb::Moved, "moved DOMAINS"),
+    (Verb::Abort, "abort DOMAINS"),
+];
+
+/// What must hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    RunsBy,
+    RunsAt,
+    NotBefore,
+    Waits,
+    NowhereAt,
+    Never,
+    LivesUntil,
+    DeadBy,
+    NeverKilled,
+    NotReset,
+    ResetBy,
+    NotResetBefore,
+    ReceiptBy,
+    NoReceipt,
+    SafeBy,
+    NotSafeBefore,
+    NeverSafe,
+    Says,
+    NeverSays,
+    AuthoritySays,
+    TwoCopies,
+    TwoCopiesAtMost,
+}
+
+/// What can follow `expect`.
+pub const CLAIMS: &Table<Claim> = &[
+    (Claim::RunsBy, "DOMAINS runs on HOST by TIME"),
+    (Claim::RunsAt, "DOMAINS runs on HOST at TIME"),
+    (Claim::NotBefore, "DOMAINS does not run on HOST before TIME"),
+    (Claim::Waits, "DOMAINS waits paused on HOST at TIME"),
+    (Claim::NowhereAt, "DOMAINS runs nowhere at TIME"),
+    (Claim::Never, "DOMAINS never runs on HOST"),
+    (Claim::LivesUntil, "DOMAINS lives on HOST until TIME"),
+    (Claim::DeadBy, "DOMAINS is dead on HOST by TIME"),
+    (Claim::NeverKilled, "DOMAINS is never killed"),
+    (Claim::NotReset, "HOSTS is not reset"),
+    (Claim::ResetBy, "HOSTS is reset by TIME"),
+    (Claim::NotResetBefore, "HOSTS is not reset before TIME"),
+    (Claim::ReceiptBy, "receipt for DOMAINS by TIME"),
+    (Claim::NoReceipt, "no receipt for DOMAINS"),
+    (Claim::SafeBy, "DOMAINS is safe by TIME"),
+    (Claim::NotSafeBefore, "DOMAINS is not safe before TIME"),
+    (Claim::NeverSafe, "DOMAINS is never safe"),
+    (Claim::Says, "HOST says \"TEXT\""),
+    (Claim::NeverSays, "HOST never says \"TEXT\""),
+    (Claim::AuthoritySays, "authority says \"TEXT\""),
+    (Claim::TwoCopies, "two copies of DOMAINS"),
+    (Claim::TwoCopiesAtMost, "two copies of DOMAINS for at most SPAN"),
+];
+
+/// One machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostSetup {
+    /// How it is configured.
+    pub node: NodeId,
+    /// It has this machine's key and node id: its disk was cloned.
+    pub clone_of: Option<HostIx>,
+    pub observe: bool,
+    pub watchdog: bool,
+    pub fd_store: bool,
+    pub last_resort: bool,
+    pub report: bool,
+    /// By how many millionths its clock runs fast.
+    pub drift_ppm: i64,
+}
+
+/// One domain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DomainSetup {
+    /// Where it runs at T; `None`: its lease was never granted.
+    pub on: HostIx,
+    pub hold: bool,
+    pub autostart: bool,
+}
+
+/// What there is.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    pub names: Names,
+    pub timing: Timing,
+    /// Every small delay is drawn from it; `None`: each is always the same.
+    pub seed: Option<u64>,
+    pub endpoints: usize,
+    pub warm_up: Duration,
+    pub boot: Duration,
+    /// How long it runs after T; `None`: until nothing more can come of the last line.
+    pub run_for: Option<Duration>,
+    pub hosts: Vec<HostSetup>,
+    pub domains: Vec<DomainSetup>,
+    /// It shows what is not promised.
+    pub limit: bool,
+}
+
+/// One thing that happens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Its line in the script, from 1.
+    pub line: usize,
+    pub at: When,
+    pub what: Phrase<Verb>,
+}
+
+/// One thing that must hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Expect {
+    /// Its line in the script, from 1.
+    pub line: usize,
+    pub what: Phrase<Claim>,
+}
+
+/// A whole scenario.
+#[derive(Debug, Clone)]
+pub struct Script {
+    /// The story, from the comments at its head.
+    pub story: Vec<String>,
+    /// The settings as they were written.
+    pub settings: Vec<Phrase<Setting>>,
+    pub setup: Setup,
+    pub steps: Vec<Step>,
+    pub expects: Vec<Expect>,
+}
+
+/// What is wrong with a script, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScriptError {
+    /// From 1; zero: the whole.
+    pub line: usize,
+    /// A sentence.
+    pub text: String,
+}
+
+impl fmt::Display for ScriptError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => f.write_str(&self.text),
+            line => write!(f, "line {line}: {}", self.text),
+        }
+    }
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            names: Names::default(),
+            timing: Timing::profile(Profile::Default),
+            seed: None,
+            endpoints: 1,
+            warm_up: Duration::from_secs(40),
+            boot: Duration::from_secs(60),
+            run_for: None,
+            hosts: Vec::new(),
+            domains: Vec::new(),
+            limit: false,
+        }
+    }
+}
+
+impl Setup {
+    fn set(&mut self, line: &Phrase<Setting>) -> Result<(), String> {
+        let two = |what: &str| Err(format!("more than {MOST} {what}"));
+        let each = line.hosts.iter().map(|at| at.0);
+        match line.verb {
+            Setting::Profile => {
+                let margin = self.timing.margin != Timing::profile(Profile::Default).margin;
+                if margin {
+                    return Err("the profile stands before the margin".into());
+                }
+                self.timing = match line.text.as_str() {
+                    "default" => Timing::profile(Profile::Default),
+                    "fast" => Timing::profile(Profile::Fast),
+                    other => return Err(format!("'{}' is no profile: default or fast", other.escape_debug())),
+                }
+            }
+            Setting::Margin => self.timing.margin = line.span,
+            Setting::Seed => self.seed = Some(line.number),
+            Setting::WarmUp => self.warm_up = line.span.max(Duration::from_secs(3)),
+            Setting::Boot => self.boot = line.span.max(Duration::from_secs(1)),
+            Setting::RunFor => self.run_for = Some(line.span),
+            Setting::Endpoints => match line.number {
+                1..=8 => self.endpoints = line.number as usize,
+                _ => return Err("a node has 1 to 8 endpoints".into()),
+            },
+            Setting::Nodes => {
+                for name in spread(&line.text)? {
+                    let node = name.parse().map_err(|error: crate::lease::id::BadId| error.to_string())?;
+                    if self.names.hosts.contains(&name) || name == "all" {
+                        return Err(format!("there are two machines '{name}'"));
+                    }
+                    self.names.hosts.push(name);
+                    self.hosts.push(HostSetup {
+                        node,
+                        clone_of: None,
+                        observe: false,
+                        watchdog: true,
+                        fd_store: true,
+                        last_resort: true,
+                        report: false,
+                        drift_ppm: 0,
+                    });
+                }
+                if self.hosts.len() > MOST {
+                    return two("machines");
+                }
+            }
+            Setting::Domain => {
+                for (at, name) in spread(&line.text)?.into_iter().enumerate() {
+                    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+                    if self.names.domains.contains(&name) || name == "all" || !name.chars().all(good) {
+                        return Err(format!("'{}' cannot be one more domain's name", name.escape_debug()));
+                    }
+                    let on = line.hosts[at % line.hosts.len()];
+                    self.names.domains.push(name);
+                    self.domains.push(DomainSetup { on, hold: false, autostart: false });
+                }
+                if self.domains.len() > MOST {
+                    return two("domains");
+                }
+            }
+            Setting::CloneOf => {
+                let (copy, of) = (line.hosts[0], line.hosts[1]);
+                self.hosts[copy.0].node = self.hosts[of.0].node.clone();
+                self.hosts[copy.0].clone_of = Some(of);
+            }
+            Setting::Observe => each.for_each(|at| self.hosts[at].observe = true),
+            Setting::NoWatchdog => each.for_each(|at| self.hosts[at].watchdog = false),
+            Setting::NoFdStore => each.for_each(|at| self.hosts[at].fd_store = false),
+            Setting::NoLastResort => each.for_each(|at| self.hosts[at].last_resort = false),
+            Setting::Report => each.for_each(|at| self.hosts[at].report = true),
+            Setting::Fast | Setting::Slow => {
+                let ppm = i64::try_from(line.number.min(100_000)).unwrap_or(100_000);
+                let ppm = if line.verb == Setting::Fast { ppm } else { -ppm };
+                each.for_each(|at| self.hosts[at].drift_ppm = ppm);
+            }
+            Setting::Hold => line.domains.iter().for_each(|&DomainIx(at)| self.domains[at].hold = true),
+            Setting::Autostart => line.domains.iter().for_each(|&DomainIx(at)| self.domains[at].autostart = true),
+            Setting::Limit => self.limit = true,
+        }
+        Ok(())
+    }
+}
+
+impl Script {
+    /// Reads a script.
+    ///
+    /// # Errors
+    /// The first line that is wrong, why, and what is allowed there.
+    pub fn parse(text: &str) -> Result<Script, ScriptError> {
+        let whole = |text: String| ScriptError { line: 0, text };
+        if text.len() > MAX_SCRIPT || text.lines().count() > MOST_LINES {
+            return Err(whole(format!("the script is longer than {MOST_LINES} lines or {MAX_SCRIPT} bytes")));
+        }
+        let mut script = Script {
+            story: Vec::new(),
+            settings: Vec::new(),
+            setup: Setup::default(),
+            steps: Vec::new(),
+            expects: Vec::new(),
+        };
+        for (number, raw) in text.lines().enumerate() {
+            let at_line = |text: String| ScriptError { line: number + 1, text };
+            let line = raw.split_once('#').map_or(raw, |(line, _)| line).trim();
+            match line.split_once(' ') {
+                _ if line.is_empty() => {
+                    if let Some(story) = raw.trim().strip_prefix('#').filter(|_| script.settings.is_empty()) {
+                        script.story.push(story.trim().to_owned());
+                    }
+                }
+                Some(("at", rest)) => {
+                    let (when, what) = rest.trim().split_once(' ').unwrap_or((rest.trim(), ""));
+                    let Setup { names, timing, .. } = &script.setup;
+                    let at = When::parse(when, names, timing).map_err(at_line)?;
+                    let what = Phrase::parse(what, VERBS, names).map_err(at_line)?;
+                    script.steps.push(Step { line: number + 1, at, what });
+                }
+                Some(("expect", rest)) => {
+                    let what = Phrase::parse(rest, CLAIMS, &script.setup.names).map_err(at_line)?;
+                    script.expects.push(Expect { line: number + 1, what });
+                }
+                _ if script.steps.is_empty() => {
+                    let phrase = Phrase::parse(line, SETTINGS, &script.setup.names)
+                        .map_err(|why| at_line(format!("{why} | at TIME ... | expect ...")))?;
+                    script.set(phrase).map_err(at_line)?;
+                }
+                _ => {
+                    return Err(at_line(format!(
+                        "'{}' is not understood; after the first 'at' every line is 'at TIME ...' or 'expect ...'",
+                        line.escape_debug()
+                    )));
+                }
+            }
+        }
+        if script.setup.hosts.is_empty() {
+            return Err(whole(
+                "the script names no machine: begin with a line like 'nodes n1 n2' as 'nodes n1,n2'".into(),
+            ));
+        }
+        if script.setup.run_for.is_some_and(|span| span > LONGEST) {
+            return Err(whole("the script runs for longer than a day".into()));
+        }
+        Ok(script)
+    }
+
+    /// Adds a setting.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub fn set(&mut self, phrase: Phrase<Setting>) -> Result<(), String> {
+        self.setup.set(&phrase)?;
+        self.settings.push(phrase);
+        Ok(())
+    }
+}
+
+/// The text that reads as this script.
+impl fmt::Display for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = &self.setup.names;
+        let mut text = String::new();
+        for story in &self.story {
+            writeln!(text, "# {story}")?;
+        }
+        for setting in &self.settings {
+            writeln!(text, "{}", setting.show(SETTINGS, names))?;
+        }
+        for step in &self.steps {
+            writeln!(text, "at {} {}", step.at.show(names), step.what.show(VERBS, names))?;
+        }
+        for expect in &self.expects {
+            writeln!(text, "expect {}", expect.what.show(CLAIMS, names))?;
+        }
+        f.write_str(&text)
+    }
+}

@@ -1,0 +1,1 @@
+//! What must hold under some faults and not under others.
