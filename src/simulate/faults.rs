@@ -169,9 +169,9 @@ impl World<'_> {
     fn note_touched(&mut self, what: &Phrase<Verb>) {
         use Verb::*;
         match what.verb {
-            Cut | CutQuestions | CutAnswers | CutPath | DelayPath | Delay | DelayQuestions | DelayAnswers | Lose | KillGuard
-            | KillGuardAfterLedger | StopGuard | HangScan | DropLedger | PauseHost | SleepHost | Reset | PowerOff
-            | Fence => {
+            Cut | CutQuestions | CutAnswers | CutPath | DelayPath | Delay | DelayQuestions | DelayAnswers | Lose
+            | KillGuard | KillGuardAfterLedger | StopGuard | HangScan | DropLedger | PauseHost | SleepHost | Reset
+            | PowerOff | Fence => {
                 // A clone goes by the node id of the machine it was made from.
                 let nodes: Vec<_> = what.hosts.iter().map(|host| &self.setup.hosts[host.0].node).collect();
                 for (at, host) in self.setup.hosts.iter().enumerate() {
