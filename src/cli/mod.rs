@@ -80,7 +80,11 @@ pub fn main() -> ExitCode {
         Command::Status(args) => status::run(args, &mut out, &mut err),
         Command::Doctor(args) => return doctor::run(args, &mut Terminal::stdio()).into(),
         Command::Timing(args) => timing::run(args, &mut out, &mut err),
-        Command::Simulate(args) => simulate::run(args, &mut out, &mut err),
+        Command::Simulate(args) => {
+            // Nothing held: what runs beside this thread may have to say why it panics.
+            drop((out, err));
+            return end(simulate::run(args, &mut io::stdout(), &mut io::stderr()));
+        }
         Command::CheckConfig(args) => check_config::run(args, &mut out, &mut err),
         Command::Lease(args) => return lease::run(args, &mut Terminal::stdio()).into(),
         Command::Migrate(args) => return migrate::run(args, &mut Terminal::stdio()).into(),

@@ -176,6 +176,14 @@ impl World<'_> {
                 let bound_at = revoked.bound_ms.and_then(|ms| Some(bound(host)? + Duration::from_millis(ms)));
                 self.record.revoked(domain, host, revoked.epoch, self.now, bound_at);
             }
+            for known in is
+                .iter()
+                .filter(|share| was.iter().any(|old| old.epoch == share.epoch && old.bound_ms != share.bound_ms))
+            {
+                let host = self.node_at(known.node.as_str());
+                let bound_at = known.bound_ms.and_then(|ms| Some(bound(host)? + Duration::from_millis(ms)));
+                self.record.rebound(domain, known.epoch, bound_at);
+            }
             for gone in was.iter().filter(|share| !is.iter().any(|now| now.epoch == share.epoch)) {
                 // The record goes with its last copy when it is forgotten.
                 let proof = record

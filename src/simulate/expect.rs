@@ -56,6 +56,10 @@ impl World<'_> {
             ),
             Claim::RunsAt => must(here().any(|life| runs(life, time)), &ran),
             Claim::NotBefore => must(!here().any(|life| life.ran.iter().any(|&(from, _)| from < time)), &ran),
+            Claim::NotStarted => match here().find(|life| life.from >= time) {
+                Some(life) => Err(format!("it starts there at {}", t(life.from))),
+                None => Ok(()),
+            },
             Claim::Waits => must(here().any(|life| lived(life, time) && !runs(life, time)), &ran),
             Claim::NowhereAt => match lives().find(|life| runs(life, time)) {
                 Some(life) => Err(format!("it runs on {}", self.setup.names.hosts[life.host.0])),

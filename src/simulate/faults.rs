@@ -169,9 +169,9 @@ impl World<'_> {
     fn note_touched(&mut self, what: &Phrase<Verb>) {
         use Verb::*;
         match what.verb {
-            Cut | CutQuestions | CutAnswers | CutPath | DelayPath | Delay | DelayQuestions | DelayAnswers | Lose | KillGuard
-            | KillGuardAfterLedger | StopGuard | HangScan | DropLedger | PauseHost | SleepHost | Reset | PowerOff
-            | Fence => {
+            Cut | CutQuestions | CutAnswers | CutPath | DelayPath | Delay | DelayQuestions | DelayAnswers | Lose
+            | KillGuard | KillGuardAfterLedger | StopGuard | HangScan | DropLedger | PauseHost | SleepHost | Reset
+            | PowerOff | Fence => {
                 // A clone goes by the node id of the machine it was made from.
                 let nodes: Vec<_> = what.hosts.iter().map(|host| &self.setup.hosts[host.0].node).collect();
                 for (at, host) in self.setup.hosts.iter().enumerate() {
@@ -208,13 +208,12 @@ impl World<'_> {
         for domain in (0..self.setup.domains.len()).map(super::phrase::DomainIx) {
             if let Some(at) = self.expiry(domain, host) {
                 let t = |at| self.record.t(at);
-                let text = format!(
-                    "unless it is renewed: lapse {}, last feed {}, E {}, reset by {}",
-                    t(timing.lapse(at)),
-                    t(timing.last_feed(at)),
-                    t(at),
-                    t(timing.reset_by(at))
-                );
+                let setup = &self.setup.hosts[host.0];
+                let mut text = format!("unless it is renewed: lapse {}", t(timing.lapse(at)));
+                if setup.watchdog && !setup.observe {
+                    text += &format!(", last feed {}, reset by {}", t(timing.last_feed(at)), t(timing.reset_by(at)));
+                }
+                text += &format!(", E {}", t(at));
                 self.say_of(host, domain, Kind::Timers, || text);
             }
         }

@@ -66,6 +66,9 @@ pub(super) struct GuardProcess {
     scan_again: bool,
     daemons: Vec<ProcessKey>,
     tick_at: BootTime,
+    /// The earliest of its ticks and looks under way, so that each waits in the queue once.
+    ticks_at: BootTime,
+    looks: bool,
     told: (FeedState, i32),
     pub stopped: bool,
     pub missed: Vec<Missed>,
@@ -153,6 +156,8 @@ impl World<'_> {
             scan_again: false,
             daemons: Vec::new(),
             tick_at: BootTime::NEVER,
+            ticks_at: BootTime::NEVER,
+            looks: false,
             told: (FeedState::Waiting, 0),
             stopped: false,
             missed: Vec::new(),
@@ -164,7 +169,6 @@ impl World<'_> {
         }
         self.after(Duration::ZERO, Happening::Beat(host, number));
         self.after(Duration::ZERO, Happening::Scan(host, number));
-        self.after(LOOK, Happening::Look(host, number));
         self.after(Duration::from_millis(20), Happening::Watch(host));
     }
 
@@ -218,8 +222,24 @@ impl World<'_> {
     pub fn tick(&mut self, host: HostIx, number: u32) {
         let now = self.now;
         let Some(process) = self.process(host, number, || Happening::Tick(host, number)) else { return };
-        if process.tick_at <= now {
-            self.event(host, Event::Tick);
+        if process.ticks_at > now {
+            return;
+        }
+        process.ticks_at = BootTime::NEVER;
+        match process.tick_at {
+            at if at <= now => self.event(host, Event::Tick),
+            at => self.tick_by(host, at),
+        }
+    }
+
+    /// The core wants to be woken then.
+    fn tick_by(&mut self, host: HostIx, at: BootTime) {
+        let Some(process) = &mut self.hosts[host.0].guard else { return };
+        process.tick_at = at;
+        if at < process.ticks_at {
+            process.ticks_at = at;
+            let number = process.number;
+            self.at(at, Happening::Tick(host, number));
         }
     }
 
@@ -235,16 +255,12 @@ impl World<'_> {
         let turn = process.guard.step(clock, event);
         allow_feeding(&process.guard, process.feed.is_some().then_some(&process.disarm), &process.permit);
         let wake = process.guard.wake_at(clock);
-        let number = process.number;
         if turn.ledger_changed {
             machine.ledger = Some(process.guard.ledger().clone());
         }
         let dies = turn.ledger_changed && machine.die_after_ledger;
         let wake = machine.real(wake);
-        if let Some(process) = &mut machine.guard {
-            process.tick_at = wake;
-        }
-        self.at(wake, Happening::Tick(host, number));
+        self.tick_by(host, wake);
         let mut outward = Vec::new();
         for action in turn.actions {
             match action {
@@ -319,18 +335,31 @@ impl World<'_> {
         let due = self.hosts[host.0].real(due);
         let late = self.noise.span(host, Delay::Beat);
         self.at(due + late, Happening::Beat(host, number));
+        self.look_soon(host);
         self.watch_device(host);
         if self.hosts[host.0].board.sysrq.replace(false) {
             self.reset(host, Kind::Reset, "the device did not fire: the kernel resets it (the last resort)");
         }
     }
 
+    /// The watcher looks four times a second; what matters is that it sees a change within that time.
+    fn look_soon(&mut self, host: HostIx) {
+        let machine = &mut self.hosts[host.0];
+        let Some(process) = &mut machine.guard else { return };
+        let device = machine.board.device.borrow();
+        let unkept = device.open && !device.kept && self.setup.hosts[host.0].fd_store;
+        drop(device);
+        let news = unkept || (process.report.state(), process.report.errno()) != process.told;
+        if news && !std::mem::replace(&mut process.looks, true) {
+            let number = process.number;
+            self.after(LOOK, Happening::Look(host, number));
+        }
+    }
+
     pub fn look(&mut self, host: HostIx, number: u32) {
         let timing = self.setup.timing;
         let Some(process) = self.process(host, number, || Happening::Look(host, number)) else { return };
-        if process.feed.is_none() {
-            return;
-        }
+        process.looks = false;
         let now = (process.report.state(), process.report.errno());
         let changed = now != process.told;
         process.told = now;
@@ -347,7 +376,6 @@ impl World<'_> {
             });
             self.event(host, Event::Watchdog { bound });
         }
-        self.after(LOOK, Happening::Look(host, number));
     }
 
     // --- its scanner --------------------------------------------------------------------------------------------------

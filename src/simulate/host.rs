@@ -69,6 +69,8 @@ pub(super) struct Host {
     pub links: Vec<Link>,
     /// The authority's last answer to it that could have renewed, and the bound that counted then.
     pub issued: Option<BootTime>,
+    /// When the device is looked at next.
+    fires_at: BootTime,
     /// Something was done to its contact.
     pub touched: bool,
 }
@@ -102,6 +104,7 @@ impl Host {
             hook_count: 0,
             links: vec![Link::default(); setup.endpoints],
             issued: None,
+            fires_at: BootTime::ZERO,
             touched: false,
         }
     }
@@ -174,6 +177,7 @@ impl World<'_> {
         machine.backlog.clear();
         machine.hooks.clear();
         machine.libvirt = Service::Dead;
+        machine.fires_at = BootTime::ZERO;
         self.migration_lost(host);
     }
 
@@ -245,11 +249,12 @@ impl World<'_> {
 
     /// The device fires when its counter has run out, unless it is fed before.
     pub fn watch_device(&mut self, host: HostIx) {
-        let machine = &self.hosts[host.0];
-        let fires = machine.board.device.borrow().fires;
-        let boot = machine.boot;
-        if let Some(at) = fires {
-            let at = machine.real(at);
+        let machine = &mut self.hosts[host.0];
+        let Some(at) = machine.board.device.borrow().fires.map(|at| machine.real(at)) else { return };
+        // Fed again and again, it waits in the queue once.
+        if machine.fires_at <= self.now || at < machine.fires_at {
+            machine.fires_at = at;
+            let boot = machine.boot;
             self.at(at, Happening::Fire(host, boot));
         }
     }
@@ -260,8 +265,10 @@ impl World<'_> {
         let fires = machine.boot == boot && device.fires.is_some_and(|at| at <= machine.clock(self.now));
         let broken = device.broken;
         drop(device);
-        if fires && !broken {
-            self.reset(host, Kind::Reset, "the watchdog resets it");
+        match fires {
+            true if !broken => self.reset(host, Kind::Reset, "the watchdog resets it"),
+            true => {}
+            false => self.watch_device(host),
         }
     }
 }

@@ -99,7 +99,7 @@ impl Noise {
                 Delay::Step | Delay::Resume => us(&mut random, 500),
                 Delay::Destroy => us(&mut random, 2000),
                 Delay::Copying => us(&mut random, 3000),
-                Delay::Retry => Duration::from_millis(300) + us(&mut random, 1000),
+                Delay::Retry => Duration::from_millis(300) + us(&mut random, 2000),
                 Delay::Beat if random.one_in(4) => us(&mut random, 200),
                 Delay::Beat | Delay::Luck => Duration::ZERO,
             },

@@ -247,6 +247,14 @@ impl Record {
         self.revoked.push(Revoked { domain, host, epoch, at, bound_at, safe: None });
     }
 
+    /// The node's word on its bound changed while the share was leaving.
+    pub fn rebound(&mut self, domain: DomainIx, epoch: Epoch, bound_at: Option<BootTime>) {
+        let of = |one: &&mut Revoked| one.domain == domain && one.epoch == epoch;
+        if let Some(one) = self.revoked.iter_mut().find(of) {
+            one.bound_at = bound_at;
+        }
+    }
+
     pub fn safe(&mut self, domain: DomainIx, epoch: Epoch, now: BootTime, proof: Proof) {
         let Some(at) = self.revoked.iter().position(|one| one.domain == domain && one.epoch == epoch) else { return };
         self.revoked[at].safe = Some((now, proof));

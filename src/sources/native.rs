@@ -187,7 +187,8 @@ impl Memory {
 fn digest(domains: &[NamedDomain]) -> String {
     let bytes = serde_json::to_vec(domains).expect("a list of domains is plain data");
     let hash = ring::digest::digest(&ring::digest::SHA256, &bytes);
-    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    let digits = hash.as_ref().iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }
 
 #[cfg(test)]
