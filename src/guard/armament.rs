@@ -41,6 +41,8 @@ pub struct Armament {
     report: Arc<FeedReport>,
     device: Found,
     needs: TimeToReset,
+    timing: Timing,
+    strict: bool,
 }
 
 impl Armament {
@@ -65,6 +67,8 @@ impl Armament {
             report: Arc::default(),
             needs: TimeToReset::of(&device, &config.state_dir)?,
             device,
+            timing: config.timing,
+            strict: config.watchdog.strict,
         };
         let manager = manager.filter(Manager::stores);
         let handed_over = kept.is_some();
@@ -91,12 +95,15 @@ impl Armament {
     pub fn view(&self) -> WatchdogView {
         let report = &self.report;
         let fed = report.last_feed();
+        let late_feed = self.strict || report.keeper() == Keeper::Nobody;
+        let hung_then_killed = bound(report.state(), &self.timing, &self.needs, report.timeout(), late_feed);
         WatchdogView {
             device: self.device.title(),
             state: report.state().as_str().to_owned(),
             timeout_s: report.timeout(),
             resets_after_ms: self.needs.after(report.timeout()).as_millis() as u64,
             keeper: report.keeper().as_str().to_owned(),
+            hung_then_killed_bound_ms: hung_then_killed.map(|bound| bound.as_millis() as u64),
             fed_ms_ago: (fed.as_nanos() > 0).then(|| clock::now().since(fed).as_millis() as u64),
             longest_gap_ms: report.longest_gap().as_millis() as u64,
             missed_beats: report.missed(),
