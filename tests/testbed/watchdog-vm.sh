@@ -99,10 +99,13 @@ run() {
     case $file in
       *.so | *.so.*) install -D "$file" "$root$file" ;;
       *.service) install -D -m 644 "$file" -t "$root/lib/systemd/system" ;;
+      *.target.d/*.conf) install -D -m 644 "$file" -t "$root/lib/systemd/system/$(basename "$(dirname "$file")")" ;;
       # Some have the name of an applet, which is a link to busybox itself.
       *) cp --remove-destination "$file" "$root/bin/" ;;
     esac
   done
+  # What a debug build carries would not fit, and takes its time to be unpacked. Scripts are left as they are.
+  strip --strip-debug "$root"/bin/* 2>/dev/null || true
   cp "$script" "$root/main"
   local first='sh /main'
   if [[ -n ${SYSTEMD:-} ]]; then

@@ -124,7 +124,7 @@ impl Machine {
             .args([binary("LEASEHOLD_BIN", env!("CARGO_BIN_EXE_leasehold"))])
             .args([binary("LEASEHOLD_AUTHORITY_BIN", env!("CARGO_BIN_EXE_leasehold-authority"))])
             .args(self.programs.iter().flat_map(|program| with_libraries(program)))
-            .args(self.systemd.map(|_| Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/leasehold.service")))
+            .args(self.systemd.iter().flat_map(|_| shipped_units()))
             .env("DEVICE", self.device.driver())
             .envs(systemd.expect("looked at before").map(|root| ("SYSTEMD", root)))
             .envs(self.environment.iter().copied())
@@ -239,6 +239,11 @@ fn told(console: &str) -> String {
     let (pulse, mut told): (Vec<_>, Vec<_>) = console.lines().partition(|line| line.trim_end().ends_with(" alive"));
     told.extend(pulse.last());
     told.join("\n")
+}
+
+fn shipped_units() -> impl Iterator<Item = PathBuf> {
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging");
+    ["leasehold.service", "basic.target.d/leasehold.conf"].into_iter().map(move |file| packaging.join(file))
 }
 
 fn testbed(script: &str) -> PathBuf {
