@@ -68,6 +68,10 @@ pub struct WatchdogView {
     pub resets_after_ms: u64,
     /// Who keeps it open when the guard dies: `fd store` or `nobody`.
     pub keeper: String,
+    /// The bound that follows for a guard that first hangs and is then killed: the node's own where the fd store keeps the
+    /// device, one W more where nobody does (rule 5). Null: none.
+    #[serde(default)]
+    pub hung_then_killed_bound_ms: Option<u64>,
     /// Since the last feed; null: none yet.
     pub fed_ms_ago: Option<u64>,
     /// The longest time between two feeds under one permit.
