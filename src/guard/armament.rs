@@ -96,12 +96,13 @@ impl Armament {
         let report = &self.report;
         let fed = report.last_feed();
         let late_feed = self.strict || report.keeper() == Keeper::Nobody;
-        let hung_then_killed = bound(report.state(), &self.timing, &self.needs, report.timeout(), late_feed);
+        let needs = self.needs.after(report.timeout());
+        let hung_then_killed = bound(report.state(), &self.timing, needs, report.timeout(), late_feed);
         WatchdogView {
             device: self.device.title(),
             state: report.state().as_str().to_owned(),
             timeout_s: report.timeout(),
-            resets_after_ms: self.needs.after(report.timeout()).as_millis() as u64,
+            resets_after_ms: needs.as_millis() as u64,
             keeper: report.keeper().as_str().to_owned(),
             hung_then_killed_bound_ms: hung_then_killed.map(|bound| bound.as_millis() as u64),
             fed_ms_ago: (fed.as_nanos() > 0).then(|| clock::now().since(fed).as_millis() as u64),

@@ -128,9 +128,9 @@ impl World<'_> {
         };
         let client = || Client { conversation: Conversation::new(facts.clone()), busy: None, waiting: None };
         let report = FeedReport::default();
+        report.kept_by(if setup.fd_store { Keeper::FdStore } else { Keeper::Nobody });
         let feed = armed.then(|| {
             let orders = Orders {
-                keeper: if setup.fd_store { Keeper::FdStore } else { Keeper::Nobody },
                 timeout: timing.watchdog.as_secs() as u32,
                 period: timing.feed(),
                 shortened: SHORT_TIMEOUTS.map(|seconds| (seconds, Duration::from_secs(seconds.into()))),
