@@ -16,14 +16,23 @@
 //! Data flows one way: *sources and node → events → lease core → actions → node*.
 
 pub mod authority;
+#[cfg(feature = "node")]
 pub mod cli;
+#[cfg(feature = "node")]
 pub mod config;
+#[cfg(feature = "node")]
 pub mod disks;
+#[cfg(feature = "node")]
 pub mod guard;
+#[cfg(feature = "node")]
 pub mod hook;
 pub mod lease;
+#[cfg(feature = "node")]
 pub mod local;
+#[cfg(feature = "node")]
 pub mod node;
 pub mod protocol;
+#[cfg(feature = "node")]
 pub mod simulate;
+#[cfg(feature = "node")]
 pub mod sources;

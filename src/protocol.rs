@@ -20,7 +20,7 @@ pub const MAX_NAME: usize = 256;
 // --- node side: POST /v1/nodes/{node}/renew -------------------------------------------------------------------
 
 /// A guard's question. One renews everything.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RenewRequest {
     /// [`VERSION`].
     pub protocol: u32,
@@ -50,7 +50,7 @@ pub struct RenewRequest {
 }
 
 /// Which machine asks. Both values are opaque to the authority and compared for equality.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Machine {
     /// The hardware's uuid (SMBIOS, /sys/class/dmi/id/product_uuid), empty where there is none.
     pub hardware: String,
@@ -59,7 +59,7 @@ pub struct Machine {
 }
 
 /// Whether a node acts on what it decides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// Refuses starts and kills.
@@ -70,7 +70,7 @@ pub enum Mode {
 
 /// The domains a question names: in full, or by the digest of a list that an answered question of the same
 /// incarnation carried in full.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct QuestionList {
     /// Any text that differs whenever the list differs (the guard sends SHA-256). At most 128 characters.
     pub digest: String,
@@ -83,7 +83,7 @@ pub struct QuestionList {
 }
 
 /// One domain named in a question. It was seen running, or wanted, before the question was sent (rule 2).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NamedDomain {
     /// The domain.
     pub domain: DomainId,
@@ -101,7 +101,7 @@ pub struct NamedDomain {
 }
 
 /// What of a domain is on the node that names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NamedState {
     /// Nothing: a lease is held or asked for.
@@ -131,7 +131,7 @@ pub struct Receipt {
 }
 
 /// The authority's answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RenewAnswer {
     /// [`VERSION`].
     pub protocol: u32,
@@ -166,7 +166,7 @@ pub struct RenewAnswer {
 }
 
 /// The claims of an answer.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Claims {
     /// Names this state of the claims; the guard sends it back as `claims_tag`. At most 128 characters.
     pub tag: String,
@@ -176,7 +176,7 @@ pub struct Claims {
 }
 
 /// What the authority says of one domain on this node. A named domain without an entry: nothing is said (rule 2).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ClaimEntry {
     /// The domain.
     pub domain: DomainId,
@@ -197,7 +197,7 @@ pub struct ClaimEntry {
 }
 
 /// The kinds of claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClaimKind {
     /// Starts and runs.
@@ -213,7 +213,7 @@ pub enum ClaimKind {
 // --- node side: GET /v1/nodes/{node}/watch?seen=N -------------------------------------------------------------
 
 /// The held hint: answered when something about the node changed, or after at most 30 s. It proves nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WatchAnswer {
     /// Pass it as `seen` in the next watch.
     pub version: u64,
@@ -225,7 +225,7 @@ pub struct WatchAnswer {
 // --- controller side ------------------------------------------------------------------------------------------
 
 /// `POST /v1/leases/{domain}/grant`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GrantRequest {
     /// The owner. Granting to the present owner again changes nothing and succeeds.
     pub node: NodeId,
@@ -238,14 +238,14 @@ pub struct GrantRequest {
 }
 
 /// `POST /v1/leases/{domain}/move`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MoveRequest {
     /// The new owner, granted as soon as the old copy is gone.
     pub to: NodeId,
 }
 
 /// `GET /v1/leases?after=&limit=&name=`: the leases in the order of their ids.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LeaseList {
     /// At most `limit` (1000 unless asked for, at most [`MAX_LIST`]).
     pub leases: Vec<LeaseView>,
@@ -255,7 +255,7 @@ pub struct LeaseList {
 }
 
 /// `GET /v1/nodes?after=&limit=`: the nodes in the order of their ids.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeList {
     /// At most `limit` (1000 unless asked for, at most [`MAX_LIST`]).
     pub nodes: Vec<NodeView>,
@@ -265,7 +265,7 @@ pub struct NodeList {
 }
 
 /// Where a domain's lease stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseState {
     /// Owned.
@@ -277,7 +277,7 @@ pub enum LeaseState {
 }
 
 /// A domain's lease as the authority sees it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LeaseView {
     /// The domain.
     pub domain: DomainId,
@@ -304,7 +304,7 @@ pub struct LeaseView {
 }
 
 /// One node's right to a domain.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ShareView {
     /// The node.
     pub node: NodeId,
@@ -318,7 +318,7 @@ pub struct ShareView {
 }
 
 /// A revoked share not proven gone.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LeavingView {
     /// The node.
     pub node: NodeId,
@@ -351,7 +351,7 @@ pub enum Proof {
 }
 
 /// The last proof of a domain.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProofView {
     /// The node whose copy is gone.
     pub node: NodeId,
@@ -364,7 +364,7 @@ pub struct ProofView {
 }
 
 /// A node as the authority sees it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeView {
     /// The node.
     pub node: NodeId,
@@ -392,7 +392,7 @@ pub struct NodeView {
 }
 
 /// `GET /v1/leases/{domain}/wait` and `GET /v1/nodes/{node}/wait`, with `timeout_ms` (at most 60 000).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WaitAnswer {
     /// True: no revoked copy is left; it is safe to start elsewhere.
     pub safe: bool,
@@ -405,7 +405,7 @@ pub struct WaitAnswer {
 }
 
 /// One copy that `wait` waits for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WaitedFor {
     /// The domain.
     pub domain: DomainId,
@@ -418,7 +418,7 @@ pub struct WaitedFor {
 }
 
 /// A refusal's body, with a 4xx or 5xx status.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ErrorAnswer {
     /// A sentence for a person: what was refused, why, what to do.
     pub error: String,

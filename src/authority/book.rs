@@ -49,7 +49,7 @@ pub struct Outcome<T> {
 }
 
 /// A refusal, as a sentence.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Refusal {
     /// The kind, for the HTTP status.
     pub kind: RefusalKind,
@@ -58,7 +58,7 @@ pub struct Refusal {
 }
 
 /// Why something is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RefusalKind {
     /// The request makes no sense (400).
     Bad,
@@ -79,14 +79,14 @@ impl Refusal {
 }
 
 /// The state before an operation, of what it changed.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Hash)]
 pub struct Undo {
     epoch: Option<Epoch>,
     leases: BTreeMap<DomainId, Option<Lease>>,
     nodes: BTreeMap<NodeId, NodeBefore>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Hash)]
 struct NodeBefore {
     record: NodeRecord,
     last: Option<Heard>,
@@ -95,7 +95,7 @@ struct NodeBefore {
 }
 
 /// The authority's state.
-#[derive(Debug)]
+#[derive(Debug, Clone, Hash)]
 pub struct Book {
     pub(super) authority: Incarnation,
     pub(super) epoch: Epoch,

@@ -25,7 +25,7 @@ const RETIRED: usize = 8;
 const FORMER: usize = 16;
 
 /// A boot that asks as a node and is not accepted as it.
-#[derive(Debug)]
+#[derive(Debug, Clone, Hash)]
 pub(super) struct Rival {
     pub seen: Seen,
     pub at: BootTime,
@@ -33,7 +33,7 @@ pub(super) struct Rival {
 }
 
 /// The boot before the accepted one, as far as this process heard it.
-#[derive(Debug)]
+#[derive(Debug, Clone, Hash)]
 pub(super) struct Retired {
     boot: BootId,
     last: Heard,
@@ -43,7 +43,7 @@ pub(super) struct Retired {
 }
 
 /// Who asks.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) enum Asker {
     /// The node, with a question newer than any before.
     Newer,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Everything durable.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Durable {
     /// The newest epoch issued, from the one counter for all domains.
     pub epoch: Epoch,
@@ -38,7 +38,7 @@ impl Durable {
 }
 
 /// One record to make durable.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Write {
     /// The newest epoch issued.
     Epoch(Epoch),
@@ -60,7 +60,7 @@ impl Write {
 }
 
 /// Names a record.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Key {
     /// The counter.
     Epoch,
@@ -71,7 +71,7 @@ pub enum Key {
 }
 
 /// One domain's lease.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LeaseRecord {
     /// For people.
     #[serde(default)]
@@ -105,7 +105,7 @@ impl LeaseRecord {
 }
 
 /// A node's right to a domain.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ShareRecord {
     /// The node.
     pub node: NodeId,
@@ -119,7 +119,7 @@ pub struct ShareRecord {
 }
 
 /// A revoked share.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LeavingRecord {
     /// The node.
     pub node: NodeId,
@@ -135,7 +135,7 @@ pub struct LeavingRecord {
 }
 
 /// How a revoked copy was proven gone.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProofRecord {
     /// Where it ran.
     pub node: NodeId,
@@ -148,7 +148,7 @@ pub struct ProofRecord {
 }
 
 /// A node.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeRecord {
     /// Fenced, and since when by the wall clock.
     #[serde(default)]
@@ -162,7 +162,7 @@ pub struct NodeRecord {
 }
 
 /// What a node said of itself, durable before the first answer that relied on it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Seen {
     /// The boot accepted as this node's.
     pub boot: BootId,
@@ -179,7 +179,7 @@ pub struct Seen {
 }
 
 /// A question's place among those of one boot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Stamp {
     /// The guard process.
     pub incarnation: Incarnation,

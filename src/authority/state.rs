@@ -5,10 +5,10 @@ use super::records::{LeaseRecord, NodeRecord, Stamp};
 use crate::lease::id::{DomainId, Epoch, Incarnation};
 use crate::lease::time::BootTime;
 use crate::protocol::{NamedDomain, Proof};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A lease with what only this process knows of it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Hash)]
 pub(super) struct Lease {
     pub record: LeaseRecord,
     /// Epochs granted by this process and never yet carried by an answer.
@@ -20,14 +20,14 @@ pub(super) struct Lease {
 }
 
 /// When a leaving share was revoked, and from when it is gone by its bound.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Hash)]
 pub(super) struct Clock {
     pub revoked: BootTime,
     pub safe_at: Option<BootTime>,
 }
 
 /// A node with what only this process knows of it.
-#[derive(Debug)]
+#[derive(Debug, Clone, Hash)]
 pub(super) struct Node {
     pub record: NodeRecord,
     /// When the present boot was accepted, at the latest.
@@ -80,24 +80,24 @@ impl Node {
 }
 
 /// An accepted question.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Hash)]
 pub(super) struct Heard {
     pub at: BootTime,
     pub uptime_ms: u64,
 }
 
 /// The list an answered question carried in full.
-#[derive(Debug)]
+#[derive(Debug, Clone, Hash)]
 pub(super) struct Listed {
     pub incarnation: Incarnation,
     pub digest: String,
     /// Names this list among all lists of this process.
     pub number: u64,
-    pub domains: HashMap<DomainId, NamedDomain>,
+    pub domains: BTreeMap<DomainId, NamedDomain>,
 }
 
 /// From when a share that is revoked now counts as gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Exit {
     /// At once.
     Gone(Proof),

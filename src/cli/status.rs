@@ -112,10 +112,7 @@ fn show_watchdog(watchdog: &WatchdogView) -> String {
     let mut text = format!("{}, {}", watchdog.device, watchdog.state);
     if watchdog.timeout_s > 0 {
         let needs = watchdog.resets_after_ms as f64 / 1000.0;
-        text.push_str(&format!(
-            ", timeout {} s ({needs} s to the reset), kept open by {}",
-            watchdog.timeout_s, watchdog.keeper
-        ));
+        text.push_str(&format!(", timeout {} s ({needs} s to the reset)", watchdog.timeout_s));
     }
     if let Some(ago) = watchdog.fed_ms_ago {
         text.push_str(&format!(", fed {} ago, longest gap {}", seconds(ago), seconds(watchdog.longest_gap_ms)));
@@ -123,7 +120,12 @@ fn show_watchdog(watchdog: &WatchdogView) -> String {
     if let Some(error) = &watchdog.error {
         text.push_str(&format!("; {error}"));
     }
-    text
+    let Some(bound) = watchdog.hung_then_killed_bound_ms else { return text };
+    let keeper = match watchdog.keeper.as_str() {
+        "nobody" => "nobody, so it is closed when the permit passes".to_owned(),
+        keeper => format!("the {keeper}, so no death of the guard feeds it"),
+    };
+    format!("{text}\nkeeper   {keeper}; bound {} for a guard that hangs and is killed later", seconds(bound))
 }
 
 /// What does not fit into a table: what keeps a process from being called gone, and what would outlive the running.

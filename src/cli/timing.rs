@@ -187,8 +187,10 @@ fn picture(config: &Config, report: &Report, out: &mut dyn Write) -> io::Result<
             out,
             "bound: {bound} s after the last answer that could have renewed, {stopped} s under a stopped feed thread: \
              L + W + m and L + 2W + m, or what a slow device needs.\n  \
+             For a guard that hangs and is killed later it is the first where the service manager keeps the device open \
+             (fd store, systemd 254 or later), and the second where nobody does.\n  \
              The node states {stated} s from when its watchdog is armed. W counts as read back from the device, and as \
-             the device is known or was measured to need: `leasehold status` shows what is promised now."
+             the device is known or was measured to need: `leasehold status` shows who keeps it open and what is promised now."
         );
     }
     writeln!(

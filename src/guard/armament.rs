@@ -4,6 +4,7 @@
 use super::core::{Input, Permit};
 use super::feed::{FeedReport, FeedState, Feeder, Keeper, Orders};
 use super::fences::Fences;
+use super::keeping::Keeping;
 use super::record::Record;
 use crate::config::Config;
 use crate::lease::event::{Event, Severity};
@@ -21,13 +22,10 @@ use crate::node::watchdog_measured::TimeToReset;
 use crate::node::{clock, host, realtime};
 use crate::protocol::NamedState;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, sync_channel};
 use std::time::Duration;
-
-/// The name under which the service manager keeps the device.
-pub const STORED: &str = "watchdog";
 
 /// What the core gets to say what lives.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -43,7 +41,8 @@ pub struct Armament {
     report: Arc<FeedReport>,
     device: Found,
     needs: TimeToReset,
-    keeper: Keeper,
+    timing: Timing,
+    strict: bool,
 }
 
 impl Armament {
@@ -68,17 +67,22 @@ impl Armament {
             report: Arc::default(),
             needs: TimeToReset::of(&device, &config.state_dir)?,
             device,
-            keeper: if manager.as_ref().is_some_and(Manager::stores) { Keeper::FdStore } else { Keeper::Nobody },
+            timing: config.timing,
+            strict: config.watchdog.strict,
         };
-        let duplicates = armament.feed(config, permit, kept).map_err(cannot_start)?;
+        let manager = manager.filter(Manager::stores);
+        let handed_over = kept.is_some();
+        if handed_over && manager.is_some() {
+            armament.report.kept_by(Keeper::FdStore);
+        }
+        let duplicates = armament.feed(config, permit, kept, manager.is_some()).map_err(cannot_start)?;
         let watcher = Watcher {
             report: armament.report.clone(),
             title: armament.device.title(),
             needs: armament.needs.clone(),
             timing: config.timing,
             strict: config.watchdog.strict,
-            manager,
-            duplicates,
+            keeping: manager.map(|manager| Keeping::new(manager, duplicates, &armament.device, handed_over, record)),
             core: core.clone(),
             record: record.clone(),
             fences: fences.clone(),
@@ -91,15 +95,15 @@ impl Armament {
     pub fn view(&self) -> WatchdogView {
         let report = &self.report;
         let fed = report.last_feed();
+        let late_feed = self.strict || report.keeper() == Keeper::Nobody;
+        let hung_then_killed = bound(report.state(), &self.timing, &self.needs, report.timeout(), late_feed);
         WatchdogView {
             device: self.device.title(),
             state: report.state().as_str().to_owned(),
             timeout_s: report.timeout(),
             resets_after_ms: self.needs.after(report.timeout()).as_millis() as u64,
-            keeper: match self.keeper {
-                Keeper::FdStore => "fd store".to_owned(),
-                Keeper::Nobody => "nobody".to_owned(),
-            },
+            keeper: report.keeper().as_str().to_owned(),
+            hung_then_killed_bound_ms: hung_then_killed.map(|bound| bound.as_millis() as u64),
             fed_ms_ago: (fed.as_nanos() > 0).then(|| clock::now().since(fed).as_millis() as u64),
             longest_gap_ms: report.longest_gap().as_millis() as u64,
             missed_beats: report.missed(),
@@ -107,11 +111,17 @@ impl Armament {
         }
     }
 
-    fn feed(&self, config: &Config, permit: &Arc<Permit>, kept: Option<OwnedFd>) -> io::Result<Receiver<OwnedFd>> {
+    /// Starts the feed thread. A duplicate of the device comes out whenever it was armed, if it is to be `stored`.
+    fn feed(
+        &self,
+        config: &Config,
+        permit: &Arc<Permit>,
+        kept: Option<OwnedFd>,
+        stored: bool,
+    ) -> io::Result<Receiver<OwnedFd>> {
         let timing = config.timing;
         let timeout = u32::try_from(timing.watchdog.as_secs()).unwrap_or(u32::MAX);
         let orders = Orders {
-            keeper: self.keeper,
             timeout,
             period: timing.feed(),
             shortened: SHORT_TIMEOUTS.map(|seconds| (seconds, self.needs.after(seconds))),
@@ -120,7 +130,7 @@ impl Armament {
         let (path, nowayout) = (&self.device.path, self.device.nowayout);
         let adopted = kept.map(|kept| LinuxWatchdog::adopt(path, nowayout, kept)).transpose()?;
         let (keep, duplicates) = sync_channel(1);
-        let keep = (self.keeper == Keeper::FdStore).then_some(keep);
+        let keep = stored.then_some(keep);
         let closed = LinuxWatchdog::new(path, nowayout);
         let (permit, disarm, report) = (permit.clone(), self.disarm.clone(), self.report.clone());
         let mut resort = LastResort::new();
@@ -152,8 +162,7 @@ struct Watcher {
     needs: TimeToReset,
     timing: Timing,
     strict: bool,
-    manager: Option<Manager>,
-    duplicates: Receiver<OwnedFd>,
+    keeping: Option<Keeping>,
     core: Sender<Input>,
     record: Record,
     fences: Fences,
@@ -164,12 +173,14 @@ impl Watcher {
         std::thread::Builder::new().name("watchdog".into()).stack_size(128 << 10).spawn(move || self.run()).map(drop)
     }
 
-    fn run(self) {
+    fn run(mut self) {
         const UNTRIED: (FeedState, Option<String>) = (FeedState::Waiting, None);
         let mut told = UNTRIED;
         loop {
             let now = (self.report.state(), error(&self.report));
-            self.keep(now.0);
+            if let Some(keeping) = &mut self.keeping {
+                keeping.turn(now.0, &self.report);
+            }
             if now != told {
                 let timeout = self.report.timeout();
                 let bound = bound(now.0, &self.timing, self.needs.after(timeout), timeout, self.strict);
@@ -209,24 +220,6 @@ impl Watcher {
             ([], count) => format!("the leases of {count} domains end now"),
             ([one], _) => format!("domain {one} must die and is not proven gone"),
             ([first, ..], _) => format!("{} domains must die and are not proven gone, {first} among them", names.len()),
-        }
-    }
-
-    /// Gives an armed device to the service manager and takes a stopped one back: it runs on, unfed, for as long as
-    /// anybody has it open.
-    fn keep(&self, state: FeedState) {
-        let Some(manager) = &self.manager else { return };
-        let done = match self.duplicates.try_recv() {
-            Ok(duplicate) => manager.store(STORED, duplicate.as_fd()),
-            Err(_) if state == FeedState::Disarmed => manager.remove(STORED),
-            Err(_) => Ok(()),
-        };
-        if let Err(error) = done {
-            let title = &self.title;
-            self.record.say(
-                Severity::Warning,
-                format!("the service manager does not answer for the watchdog {title}: {error}"),
-            );
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::core::Input;
 use super::record::Record;
 use crate::lease::event::Severity;
-use crate::lease::view::StatusView;
+use crate::lease::view::{StatusView, WatchdogView};
 use nix::sys::signal::{SigSet, Signal};
 use std::io;
 use std::sync::mpsc::{Sender, sync_channel};
@@ -42,6 +42,13 @@ pub fn start(signals: SigSet, core: Sender<Input>, record: Record) -> io::Result
     std::thread::Builder::new().name("farewell".into()).stack_size(256 << 10).spawn(run).map(drop)
 }
 
+/// At most this many milliseconds to the reset. One that is fed may be fed once more meanwhile, and is by the close if
+/// nobody else keeps it open.
+fn left_ms(watchdog: &WatchdogView) -> u64 {
+    let passed = if watchdog.state == "armed" { 0 } else { watchdog.fed_ms_ago.unwrap_or(0) };
+    watchdog.resets_after_ms.saturating_sub(passed)
+}
+
 fn last_words(view: Option<&StatusView>) -> (Severity, String) {
     let Some(view) = view else {
         return (Severity::Error, "the guard is told to stop, and its core does not answer".to_owned());
@@ -60,9 +67,9 @@ fn last_words(view: Option<&StatusView>) -> (Severity, String) {
         Some(watchdog) => (
             Severity::Error,
             format!(
-                "the guard stops; {left}, and the watchdog {} stays armed: it resets this host in at most {} s unless a guard runs here again before. `leasehold drain --wait` before a stop avoids that",
+                "the guard stops; {left}, and the watchdog {} stays armed: it resets this host in at most {:.1} s unless a guard runs here again before. `leasehold drain --wait` before a stop avoids that",
                 watchdog.device,
-                watchdog.resets_after_ms as f64 / 1000.0
+                left_ms(watchdog) as f64 / 1000.0
             ),
         ),
         None if running == 0 => (Severity::Info, format!("the guard stops; {left}")),

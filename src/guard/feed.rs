@@ -15,17 +15,29 @@ const FIRST_LOOK: Duration = Duration::from_millis(50);
 
 /// Who keeps the device open when the guard dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Keeper {
-    /// The service manager's fd store: no death of the guard closes it, so it is never closed on purpose either.
-    FdStore,
     /// Nobody. The guard's death is a close, and a close feeds: so it is closed when the permit passes, before E.
-    Nobody,
+    Nobody = 0,
+    /// The service manager's fd store: no death of the guard closes it, so it is never closed on purpose either.
+    FdStore = 1,
+}
+
+impl Keeper {
+    /// As the status says it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Keeper::Nobody => "nobody",
+            Keeper::FdStore => "fd store",
+        }
+    }
 }
 
 /// What has become of the device, for whoever may block to tell of it.
 #[derive(Debug, Default)]
 pub struct FeedReport {
     state: AtomicU8,
+    keeper: AtomicU8,
     timeout: AtomicU32,
     last_feed: AtomicU64,
     longest_gap: AtomicU64,
@@ -91,6 +103,19 @@ impl FeedReport {
         }
     }
 
+    /// Who keeps it open when the guard dies.
+    pub fn keeper(&self) -> Keeper {
+        match self.keeper.load(Ordering::Acquire) {
+            1 => Keeper::FdStore,
+            _ => Keeper::Nobody,
+        }
+    }
+
+    /// Who does from now on.
+    pub fn kept_by(&self, keeper: Keeper) {
+        self.keeper.store(keeper as u8, Ordering::Release);
+    }
+
     /// The timeout read back, in seconds; zero before it was ever armed.
     pub fn timeout(&self) -> u32 {
         self.timeout.load(Ordering::Acquire)
@@ -120,8 +145,6 @@ impl FeedReport {
 /// What a feeder is told once.
 #[derive(Debug, Clone, Copy)]
 pub struct Orders {
-    /// Who keeps the device open.
-    pub keeper: Keeper,
     /// W as asked for, in seconds.
     pub timeout: u32,
     /// P.
@@ -210,8 +233,11 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
                     Ok(seconds) => {
                         self.set_to(seconds, report);
                         if let (Some(keep), Some(duplicate)) = (&self.keep, self.device.duplicate()) {
-                            // One at a time: it is armed again only after the last one was taken out.
-                            let _ = keep.try_send(duplicate);
+                            // One at a time: it is armed again only after the last one was taken out. From here on it
+                            // is on its way, and may be kept before anybody knows.
+                            if keep.try_send(duplicate).is_ok() {
+                                report.kept_by(Keeper::FdStore);
+                            }
                         }
                         Ok(())
                     }
@@ -255,7 +281,7 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
             return;
         }
         // rule 5: a close is a feed. P after the permit is E: a thread that comes later than that leaves it open.
-        if self.orders.keeper == Keeper::Nobody && now.since(permit.until()) < self.orders.period {
+        if report.keeper() == Keeper::Nobody && now.since(permit.until()) < self.orders.period {
             self.device.abandon();
             report.last_feed.store((self.now)().as_nanos(), Ordering::Release);
             self.state = FeedState::Abandoned;

@@ -27,6 +27,7 @@ mod ending;
 mod farewell;
 pub(crate) mod feed;
 mod fences;
+mod keeping;
 mod killer;
 mod outbox;
 mod polite;
@@ -84,7 +85,7 @@ enum Never {}
 
 fn start(config: &Config) -> Result<Never, String> {
     // Before anything else is opened: they are numbers of this process's own table.
-    let kept = systemd::kept().into_iter().find(|(name, _)| name == armament::STORED).map(|(_, kept)| kept);
+    let kept = systemd::kept().into_iter().find(|(name, _)| name == keeping::STORED).map(|(_, kept)| kept);
     let manager = systemd::Manager::from_environment();
     // A thread that panics must not leave the others behind with half a guard: the process ends and is restarted.
     let report = std::panic::take_hook();

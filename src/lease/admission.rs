@@ -7,7 +7,7 @@ use super::policy::Policy;
 use super::time::BootTime;
 
 /// What the ledger says to a hook.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub enum Decision {
     /// Yes, and this admission is open from now on.
     Admit(Admission),
@@ -52,7 +52,7 @@ pub fn decide(entry: Option<&Entry>, call: &HookCall, now: BootTime, policy: &Po
 pub fn may_reconnect(entry: &Entry, domain: DomainId, node: &NodeId, now: BootTime) -> Result<(), String> {
     let who = label(&entry.name, domain);
     match (&entry.lease, &entry.seal) {
-        (Some(lease), _) if now >= lease.expires && !entry.held_on_lapse => Err(format!(
+        (Some(lease), _) if now >= lease.expires && !entry.is_held() => Err(format!(
             "the lease of domain {who} ran out {:.1} s ago, epoch {}. leasehold kills it; see `leasehold status`",
             now.since(lease.expires).as_secs_f64(),
             lease.epoch

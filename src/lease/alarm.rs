@@ -13,7 +13,7 @@ use super::time::BootTime;
 const MOST_NAMED: usize = 3;
 
 /// What was said in this spell of silence. A spell is named by the answer that it began with.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Hash)]
 pub(super) struct Told {
     half: Option<BootTime>,
     kill: Option<BootTime>,
@@ -128,7 +128,7 @@ impl Guard {
 
     /// What lives here under a lease that kills at its end.
     fn expiring(&self) -> Vec<(DomainId, &Entry, &Copy)> {
-        let enforced = self.ledger.domains.iter().filter(|(_, entry)| !entry.held_on_lapse);
+        let enforced = self.ledger.domains.iter().filter(|(_, entry)| !entry.is_held());
         enforced
             .flat_map(|(&id, entry)| entry.copies.iter().map(move |copy| (id, entry, copy)))
             .filter(|(_, _, copy)| copy.dying.is_none())

@@ -37,7 +37,8 @@ impl Guard {
         for claim in answer.claims.domains.iter().flatten() {
             // rule 2: nothing is said of what the question did not name
             if asked.named.contains(&claim.domain) {
-                self.claimed(now, claim, answer, (ttl > Duration::ZERO).then_some(expires));
+                let held = asked.held.contains(&claim.domain);
+                self.claimed(now, claim, answer, held, (ttl > Duration::ZERO).then_some(expires));
             }
         }
         self.hear_of_conflict(answer);
@@ -73,7 +74,15 @@ impl Guard {
         }
     }
 
-    fn claimed(&mut self, now: BootTime, claim: &ClaimEntry, answer: &RenewAnswer, expires: Option<BootTime>) {
+    /// `held`: its question said that the domain is held on lapse.
+    fn claimed(
+        &mut self,
+        now: BootTime,
+        claim: &ClaimEntry,
+        answer: &RenewAnswer,
+        held: bool,
+        expires: Option<BootTime>,
+    ) {
         let right = match claim.claim {
             ClaimKind::Allow => Right::Own,
             ClaimKind::Incoming => Right::Incoming,
@@ -109,6 +118,7 @@ impl Guard {
             }
         }
         entry.renew(claim.epoch, right, expires);
+        entry.hold_known = held;
     }
 
     fn denied(&mut self, now: BootTime, claim: &ClaimEntry, answer: &RenewAnswer) {

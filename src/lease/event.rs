@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Something happened. Every event is stepped with the instant at which the guard learned of it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub enum Event {
     /// Nothing but time passed.
     Tick,
@@ -53,7 +53,7 @@ pub enum Event {
 }
 
 /// A whole scan of the machine.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub struct Scan {
     /// When it began: it speaks for every process that existed then and still does.
     pub began: BootTime,
@@ -64,7 +64,7 @@ pub struct Scan {
 }
 
 /// One process of a domain.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub struct SeenCopy {
     /// Its domain.
     pub domain: DomainId,
@@ -79,7 +79,7 @@ pub struct SeenCopy {
 }
 
 /// Whether a process's virtual CPUs run, by libvirt's status file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CopyState {
     /// They run.
@@ -96,7 +96,7 @@ pub enum CopyState {
 pub struct HookId(pub u64);
 
 /// What libvirt told our hook.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub struct HookCall {
     /// Where the verdict goes.
     pub id: HookId,
@@ -170,7 +170,7 @@ impl HookOp {
 }
 
 /// The answer to a hook.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// Exit 0.
     Allow,
@@ -179,7 +179,7 @@ pub enum Verdict {
 }
 
 /// What the core wants done. Order matters: an action may rely on the ones before it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub enum Action {
     /// Send this question to every endpoint, once the ledger of this turn is durable.
     Ask(Question),
@@ -230,7 +230,7 @@ pub enum Action {
 }
 
 /// A question as the core asks it; the source adds what never changes in a guard's life.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub struct Question {
     /// Its number.
     pub number: QuestionNumber,
@@ -247,7 +247,7 @@ pub struct Question {
 }
 
 /// A line for the operator.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Notice {
     /// How bad it is.
     pub severity: Severity,
@@ -256,7 +256,7 @@ pub struct Notice {
 }
 
 /// Syslog's severities (RFC 5424 section 6.2.1), as far as they are used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// As planned.
@@ -270,7 +270,7 @@ pub enum Severity {
 }
 
 /// Who owns a domain instead of this node, as far as the authority said.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DenialReason {
     /// The owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]

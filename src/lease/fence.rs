@@ -11,7 +11,7 @@ pub const VERSION: u32 = 1;
 pub const MOST_LISTED: usize = 200;
 
 /// One line of the record: a mark, and where and when it was made. The JSON is stable: keys are only added.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Line {
     /// The format of the line.
     pub version: u32,
@@ -32,7 +32,7 @@ pub struct Line {
 }
 
 /// Something that led to the end of a domain, or of this host. Instants are milliseconds of CLOCK_BOOTTIME.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mark {
     /// When.
     #[serde(rename = "at_ms", with = "millis")]
@@ -54,7 +54,7 @@ pub struct Mark {
 }
 
 /// What happened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
     /// Processes must die: libvirt is asked first.
@@ -72,7 +72,7 @@ pub enum What {
 }
 
 /// A domain that something happened to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Victim {
     /// The domain.
     pub domain: DomainId,
@@ -96,7 +96,7 @@ pub struct Victim {
 }
 
 /// Why a process must die.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// Its lease was not renewed in time.
@@ -111,7 +111,7 @@ pub enum Cause {
 }
 
 /// A watchdog that is fed no more.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Unfed {
     /// Its device file and identity.
     pub device: String,

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 const MOST_NAMED: usize = 3;
 
 /// What a watchdog's driver says of the last reset (WDIOC_GETBOOTSTATUS, as sysfs shows it).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BootStatus {
     /// The device caused it (WDIOF_CARDRESET).
@@ -21,7 +21,7 @@ pub enum BootStatus {
 }
 
 /// How the last that is known of ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
     /// The host was reset.
@@ -35,7 +35,7 @@ pub enum Ending {
 }
 
 /// One instant of the story.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct Instant {
     /// Milliseconds after the story's beginning.
     pub t_ms: u64,
@@ -44,7 +44,7 @@ pub struct Instant {
 }
 
 /// Why it ended. The JSON is stable: keys are only added.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct Story {
     /// What ended.
     pub ending: Ending,

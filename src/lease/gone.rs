@@ -60,7 +60,7 @@ impl Guard {
     /// The proof, once this node is drained: a whole scan begun after the drain found nothing enforced.
     pub fn all_gone(&self) -> Option<AllGone> {
         let drained = self.ledger.drained?;
-        let enforced = self.ledger.domains.values().filter(|entry| !entry.held_on_lapse);
+        let enforced = self.ledger.domains.values().filter(|entry| !entry.is_held());
         let empty = enforced.into_iter().all(|entry| entry.copies.is_empty() && entry.admission.is_none());
         let seen = self.last_scan().is_some_and(|began| began > drained);
         // safety: starts are refused since the drain, and what was started before it is proven gone (rule 7).

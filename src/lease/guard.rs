@@ -23,6 +23,7 @@ const LONG_START: Duration = Duration::from_secs(20);
 const START_TICK: Duration = Duration::from_millis(20);
 
 /// The state of one guard process.
+#[derive(Clone, Hash)]
 pub struct Guard {
     pub(super) policy: Policy,
     pub(super) incarnation: Incarnation,
@@ -57,7 +58,7 @@ pub struct Guard {
 }
 
 /// How far a guard without memory has come to know what is in flight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Amnesia {
     /// Nothing is known.
     Fresh,
@@ -66,6 +67,7 @@ pub(super) enum Amnesia {
 }
 
 /// A hook that waits for its verdict.
+#[derive(Clone, Hash)]
 pub(super) struct WaitingHook {
     pub(super) call: HookCall,
     pub(super) came: BootTime,
@@ -165,6 +167,7 @@ impl Guard {
         self.give_up_overdue_questions(now);
         for (&id, entry) in &mut self.ledger.domains {
             entry.held_on_lapse = self.policy.lapse_of(id, &entry.name) == Lapse::Hold;
+            entry.hold_known &= entry.held_on_lapse;
         }
         self.hear_silence(now);
         self.enforce(now);
@@ -187,7 +190,7 @@ impl Guard {
         if self.policy.observe {
             return cap;
         }
-        let enforced = self.ledger.domains.values().filter(|entry| !entry.held_on_lapse);
+        let enforced = self.ledger.domains.values().filter(|entry| !entry.is_held());
         enforced.flat_map(|entry| self.limits(entry)).fold(cap, BootTime::min)
     }
 

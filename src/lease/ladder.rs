@@ -88,7 +88,7 @@ impl Guard {
     /// Whether the reset of this host is decided on: something enforced lived on after its kill budget. Its watchdog is
     /// fed no more since E - P; what it still grants is of no use to anybody.
     pub fn fences(&self) -> bool {
-        let enforced = self.ledger.domains.values().filter(|entry| !entry.held_on_lapse);
+        let enforced = self.ledger.domains.values().filter(|entry| !entry.is_held());
         let mut dying = enforced.flat_map(|entry| &entry.copies).filter_map(|copy| copy.dying.as_ref());
         self.amnesia.is_none() && dying.any(|dying| dying.given_up)
     }
@@ -97,7 +97,7 @@ impl Guard {
     pub(super) fn deadlines(&self, entry: &Entry) -> Vec<BootTime> {
         let step = |at: usize| match &entry.copies[at].dying {
             Some(dying) => give_up_at(&self.policy, entry, at).unwrap_or(dying.kill_at),
-            None if entry.held_on_lapse => BootTime::NEVER,
+            None if entry.is_held() => BootTime::NEVER,
             None => self.policy.timing.lapse(entry.copies[at].expires),
         };
         (0..entry.copies.len()).map(step).collect()
@@ -138,7 +138,7 @@ pub(super) enum Due {
 fn give_up_at(policy: &Policy, entry: &Entry, at: usize) -> Option<BootTime> {
     let copy = &entry.copies[at];
     let struck = copy.dying.as_ref().filter(|dying| dying.killed)?;
-    let resets = !policy.observe && !entry.held_on_lapse && policy.unkillable == Unkillable::Reset;
+    let resets = !policy.observe && !entry.is_held() && policy.unkillable == Unkillable::Reset;
     resets.then(|| policy.timing.given_up(struck.kill_at.max(copy.expires)))
 }
 
@@ -155,7 +155,7 @@ fn condemn(policy: &Policy, entry: &Entry, copy: &Copy, now: BootTime) -> Option
         (Cause::Denied, format!("its lease is over: {denial}"), soon)
     } else if let Some(epoch) = newer {
         (Cause::Stale, format!("it started under an older epoch than the lease, {epoch}: it is stale"), soon)
-    } else if entry.held_on_lapse || now < timing.lapse(expires) {
+    } else if entry.is_held() || now < timing.lapse(expires) {
         return None;
     } else if copy.epoch.is_none() {
         (Cause::Unleased, "it runs without a lease, and no answer has allowed it".to_owned(), expires)

@@ -15,7 +15,7 @@ use std::time::Duration;
 const VERSION: u32 = 1;
 
 /// Everything a guard must not forget while the machine is up.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ledger {
     version: u32,
     /// The boot all its instants belong to.
@@ -36,7 +36,7 @@ pub struct Ledger {
 }
 
 /// The authority's clock in an answer, and this node's when it asked.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AuthorityClock {
     /// Which process of the authority: another one's clock has another origin.
     pub authority: Incarnation,
@@ -47,12 +47,15 @@ pub struct AuthorityClock {
 }
 
 /// What is known of one domain.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Entry {
     /// Its libvirt name, for people.
     pub name: String,
     /// The operator's rule for it: on lapse it is held, not killed.
     pub held_on_lapse: bool,
+    /// The answer that renewed it last was given to a question that said so. Until then the authority counts the bound.
+    #[serde(default)]
+    pub hold_known: bool,
     /// The right to run it here, current or run out; a denial takes it away.
     pub lease: Option<Lease>,
     /// The newest denial.
@@ -66,7 +69,7 @@ pub struct Entry {
 }
 
 /// Contact and claim: the right to run one domain here until a deadline on this node's own clock.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Lease {
     /// The fencing token.
     pub epoch: Epoch,
@@ -77,7 +80,7 @@ pub struct Lease {
 }
 
 /// What a lease allows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Right {
     /// Starting and running.
@@ -89,7 +92,7 @@ pub enum Right {
 }
 
 /// A denial seen. No answer brings its epoch, or an older one, back, and no start is admitted under them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Seal {
     /// Over, with everything older.
     pub epoch: Epoch,
@@ -106,7 +109,7 @@ pub struct Seal {
 }
 
 /// A start let through: between the hook's yes and QEMU's first instruction the domain is already here (rule 8).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Admission {
     /// The epoch it was let through under.
     pub epoch: Epoch,
@@ -128,7 +131,7 @@ pub struct Admission {
 }
 
 /// How far a start came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
     /// `migrate begin` passed: the next `prepare` is an incoming migration. Nothing can execute yet.
@@ -140,7 +143,7 @@ pub enum Stage {
 }
 
 /// One process that is not proven gone.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Copy {
     /// Which process.
     pub process: ProcessKey,
@@ -164,7 +167,7 @@ pub struct Copy {
 }
 
 /// A process that came by live migration and has not run here yet: it waits for the source's copy to be gone.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Arriving {
     /// When libvirt was asked last to resume it. Another guard process asks anew: asking twice does no harm.
     #[serde(skip)]
@@ -185,7 +188,7 @@ impl Copy {
 }
 
 /// A process that is to die. There is no way back: what lapsed and came back is a new start.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Dying {
     /// Why, as a clause.
     pub why: String,
@@ -218,7 +221,7 @@ pub enum Recovered {
 /// A bound, and the timeline it was computed from. A guard's death keeps it: the device it had armed runs on, and fires
 /// unless a later guard feeds it under the permit. So the next guard goes on promising it before its device is armed, or
 /// each restart would leave the node without a bound until everything answered meanwhile has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Promise {
     bound: Duration,
     ttl: Duration,
@@ -343,6 +346,11 @@ impl Entry {
         let starts = self.admission.iter_mut().map(|open| &mut open.expires);
         let copies = self.copies.iter_mut().map(|copy| &mut copy.expires);
         leases.chain(starts).chain(copies).for_each(|expires| *expires = now.min(*expires));
+    }
+
+    /// Whether its lapse kills nothing: the operator wants it held, and the authority has answered to that.
+    pub fn is_held(&self) -> bool {
+        self.held_on_lapse && self.hold_known
     }
 
     /// How the next question names it.

@@ -5,7 +5,7 @@ use super::timing::Timing;
 use std::time::Duration;
 
 /// The rules of one node. They change only with the configuration.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub struct Policy {
     /// This node.
     pub node: NodeId,
@@ -24,7 +24,7 @@ pub struct Policy {
 }
 
 /// What happens to a domain whose lease runs out. A revocation kills it either way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Lapse {
     /// It is killed.
     Kill,
@@ -33,7 +33,7 @@ pub enum Lapse {
 }
 
 /// `[unkillable] action`: a condemned process that SIGKILL does not end, while the authority is in contact.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Unkillable {
     /// The permit passes, and the watchdog resets the host: the bound is a promise.
     Reset,
@@ -42,7 +42,7 @@ pub enum Unkillable {
 }
 
 /// `[[rule]]`: an exception by name or uuid; one that gives both must match both.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rule {
     /// A name pattern, where `*` is any text and `?` any one character.
     pub name: Option<String>,

@@ -4,7 +4,7 @@ use super::event::{Action, Question};
 use super::guard::Guard;
 use super::id::{DomainId, QuestionNumber};
 use super::ledger::Entry;
-use super::policy::Unkillable;
+use super::policy::{Lapse, Unkillable};
 use super::time::BootTime;
 use crate::protocol::{MAX_DOMAINS, Receipt};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,10 +18,12 @@ const ARMING: Duration = Duration::from_millis(1500);
 const MOST_IN_FLIGHT: usize = 8;
 
 /// A question whose answer has not come in.
-#[derive(Debug)]
+#[derive(Debug, Clone, Hash)]
 pub(super) struct Asked {
     pub(super) sent: BootTime,
     pub(super) named: BTreeSet<DomainId>,
+    /// Those of them that it said are held on lapse.
+    pub(super) held: BTreeSet<DomainId>,
     pub(super) receipts: Vec<Receipt>,
     pub(super) timeout: Duration,
 }
@@ -97,14 +99,18 @@ impl Guard {
         let here = self.ledger.domains.iter().filter(|(id, entry)| entry.is_here() || wanted.contains_key(id));
         let mut domains: Vec<_> = here.map(|(&id, entry)| entry.named(id)).collect();
         wanted.retain(|id, _| !self.ledger.domains.contains_key(id));
-        domains.extend(wanted.into_iter().map(|(id, name)| Entry { name, ..Entry::default() }.named(id)));
+        domains.extend(wanted.into_iter().map(|(id, name)| {
+            let held_on_lapse = self.policy.lapse_of(id, &name) == Lapse::Hold;
+            Entry { name, held_on_lapse, ..Entry::default() }.named(id)
+        }));
         domains.truncate(MAX_DOMAINS);
         let number = self.next_question;
         self.next_question = QuestionNumber(number.0 + 1);
         self.announced = receipts.iter().map(|r| (r.domain, r.epoch)).collect();
         let named = domains.iter().map(|named| named.domain).collect();
+        let held = domains.iter().filter(|named| named.held_on_lapse).map(|named| named.domain).collect();
         let timeout = self.policy.timing.request_timeout();
-        self.asked.insert(number, Asked { sent: now, named, receipts: receipts.clone(), timeout });
+        self.asked.insert(number, Asked { sent: now, named, held, receipts: receipts.clone(), timeout });
         while self.asked.len() > MOST_IN_FLIGHT {
             self.asked.pop_first();
         }

@@ -60,7 +60,7 @@ pub const MOST_DRIFT_PPM: u32 = 100_000;
 pub const SCHEDULING: Duration = Duration::from_millis(200);
 
 /// The two sets of values that are tested and documented.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Profile {
     /// Bound 26 s: survives a controller's restart and one lost answer without noticing.
     Default,
@@ -69,7 +69,7 @@ pub enum Profile {
 }
 
 /// Whether the hardware ends what cannot be killed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Watchdog {
     /// Nothing does: there is no bound, only receipts.
     None,
@@ -80,7 +80,7 @@ pub enum Watchdog {
 }
 
 /// The values of one node's timeline. Every instant in the system is computed by the methods below and nowhere else.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Timing {
     /// L: how long a lease lives, from before its question was sent.
     pub ttl: Duration,
@@ -253,7 +253,7 @@ fn share(span: Duration, ppm: u32) -> Duration {
 }
 
 /// Why a set of values is no timeline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TimingFault {
     /// Outside [`SHORTEST`] to [`LONGEST`].
     OutOfRange {

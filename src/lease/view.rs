@@ -9,7 +9,7 @@ use crate::protocol::{Mode, NamedState};
 use serde::{Deserialize, Serialize};
 
 /// The state of a node's guard.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StatusView {
     /// This node.
     pub node: NodeId,
@@ -45,7 +45,7 @@ pub struct StatusView {
 }
 
 /// How far a drained node is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DrainView {
     /// Something enforced is not proven gone.
@@ -55,7 +55,7 @@ pub enum DrainView {
 }
 
 /// The watchdog as the feed thread last left it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WatchdogView {
     /// Its device file and identity.
     pub device: String,
@@ -68,6 +68,10 @@ pub struct WatchdogView {
     pub resets_after_ms: u64,
     /// Who keeps it open when the guard dies: `fd store` or `nobody`.
     pub keeper: String,
+    /// The bound that follows for a guard that first hangs and is then killed: the node's own where the fd store keeps the
+    /// device, one W more where nobody does (rule 5). Null: none.
+    #[serde(default)]
+    pub hung_then_killed_bound_ms: Option<u64>,
     /// Since the last feed; null: none yet.
     pub fed_ms_ago: Option<u64>,
     /// The longest time between two feeds under one permit.
@@ -79,7 +83,7 @@ pub struct WatchdogView {
 }
 
 /// One domain.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DomainView {
     /// The domain.
     pub domain: DomainId,
@@ -106,7 +110,7 @@ pub struct DomainView {
 }
 
 /// One process that should be gone.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NotGoneView {
     /// Its pid.
     pub pid: i32,
@@ -117,7 +121,7 @@ pub struct NotGoneView {
 }
 
 /// One thread in state D.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StuckView {
     /// Its process.
     pub pid: i32,
@@ -132,7 +136,7 @@ pub struct StuckView {
 }
 
 /// An open file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FileView {
     /// As its process sees it.
     pub path: String,
@@ -141,7 +145,7 @@ pub struct FileView {
 }
 
 /// Where a domain's lease stands on this node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseView {
     /// It may start and run.
@@ -204,9 +208,7 @@ impl Guard {
             (None, Some(lease), _) if now >= lease.expires => {
                 format!("not renewed in time: it ran out {:.1} s ago", now.since(lease.expires).as_secs_f64())
             }
-            (None, Some(_), _) if entry.held_on_lapse => {
-                "renewed by the authority; held, not killed, on lapse".to_owned()
-            }
+            (None, Some(_), _) if entry.is_held() => "renewed by the authority; held, not killed, on lapse".to_owned(),
             (None, Some(lease), _) if lease.right == Right::Incoming => {
                 "may come by live migration; one that comes paused is resumed once the source's copy is proven gone"
                     .to_owned()

@@ -169,19 +169,21 @@ fn device_number(path: &Path) -> Option<(u64, u64)> {
     metadata.file_type().is_char_device().then(|| (nix::sys::stat::major(number), nix::sys::stat::minor(number)))
 }
 
-/// By their open files; /dev/watchdog and /dev/watchdog0 are one device under two numbers.
+/// By their open files.
 fn holders(path: &Path) -> Vec<Holder> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let holding = pids.filter(|&pid| has_open(pid, path));
+    holding.map(|pid| Holder { pid, name: process::comm_of(pid).unwrap_or_default() }).collect()
+}
+
+/// Whether a process is seen to have this device open; /dev/watchdog and /dev/watchdog0 are one under two numbers. A device
+/// is opened by one at a time (drivers/watchdog/watchdog_dev.c, WDOG_HW_OPEN), so two that have it share one open file.
+pub fn has_open(pid: i32, path: &Path) -> bool {
     let names = [Some(path.to_owned()), (path.ends_with("watchdog0")).then(|| path.with_file_name("watchdog"))];
     let is_it = |link: PathBuf| names.iter().flatten().any(|name| *name == link);
-    let mut holders = Vec::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let open = fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
-        if open.into_iter().any(|fd| fs::read_link(fd.path()).is_ok_and(is_it)) {
-            holders.push(Holder { pid, name: process::comm_of(pid).unwrap_or_default() });
-        }
-    }
-    holders
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    open.into_iter().any(|fd| fs::read_link(fd.path()).is_ok_and(is_it))
 }
 
 /// The device to use: the one asked for, otherwise the only hardware device. Never a guess.

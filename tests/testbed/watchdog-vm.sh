@@ -11,6 +11,8 @@
 #
 # DEVICE=     i6300esb (default), softdog, iTCO_wdt or ib700wdt
 # FILESYSTEM=1  ext4 can be mounted: /ext4.img is one, empty, for `mount -o loop`
+# SYSTEMD=    a tree made by systemd-root.sh: its systemd is pid 1, and SCRIPT a service of it on the console. Units among
+#             the FILEs are installed as a package would, with their program's path, /usr/sbin
 # DISK=       a file: the image of a disk that outlives the machine, made where there is none, with ext4, mounted on /disk
 # REAL_TIME=1 the machine's clocks follow this machine's. Otherwise they count its own instructions and jump where it
 #             idles: a loaded machine then cannot make it late, and waiting costs nothing. Its watchdog counts the same
@@ -96,11 +98,34 @@ run() {
   for file in "$@"; do
     case $file in
       *.so | *.so.*) install -D "$file" "$root$file" ;;
+      *.service) install -D -m 644 "$file" -t "$root/lib/systemd/system" ;;
+      *.target.d/*.conf) install -D -m 644 "$file" -t "$root/lib/systemd/system/$(basename "$(dirname "$file")")" ;;
       # Some have the name of an applet, which is a link to busybox itself.
       *) cp --remove-destination "$file" "$root/bin/" ;;
     esac
   done
+  # What a debug build carries would not fit, and takes its time to be unpacked. Scripts are left as they are.
+  strip --strip-debug "$root"/bin/* 2>/dev/null || true
   cp "$script" "$root/main"
+  local first='sh /main'
+  if [[ -n ${SYSTEMD:-} ]]; then
+    first=/lib/systemd/systemd
+    cp -rT "$SYSTEMD" "$root"
+    mkdir -p "$root"/{etc/systemd/system,usr}
+    ln -s ../bin "$root/usr/sbin"
+    echo 0123456789abcdef0123456789abcdef >"$root/etc/machine-id"
+    # No journal here: what services tell goes to the console.
+    printf '[Manager]\nDefaultStandardOutput=tty\n' >"$root/etc/systemd/system.conf"
+    printf '[Unit]\nWants=main.service\n' >"$root/etc/systemd/system/default.target"
+    cat >"$root/etc/systemd/system/main.service" <<X
+[Unit]
+After=basic.target
+[Service]
+Environment=PATH=/bin
+WorkingDirectory=/
+ExecStart=/bin/sh /main
+X
+  fi
   cat >"$root/init" <<X
 #!/bin/busybox sh
 export PATH=/bin
@@ -108,7 +133,7 @@ mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs dev /dev;
 $insert
 $mount
 ip link set lo up
-exec sh /main
+exec $first
 X
   chmod +x "$root/init"
   (cd "$root" && find . | cpio -o -H newc --quiet) >"$work/initramfs"
@@ -123,5 +148,5 @@ X
 case ${1:-} in
   fetch) [[ $# == 2 ]] && fetch "$(mkdir -p "$2" && cd "$2" && pwd)" ;;
   run) [[ $# -ge 4 ]] && run "${@:2}" ;;
-  *) sed -n '2,22p' "$0"; exit 2 ;;
+  *) sed -n '2,24p' "$0"; exit 2 ;;
 esac

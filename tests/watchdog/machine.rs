@@ -1,9 +1,9 @@
 //! An emulated machine with a watchdog that really resets it, and what it told until its end.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -59,6 +59,15 @@ impl Profile {
     }
 }
 
+/// Whose systemd is its first process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Systemd {
+    /// Debian 12's, 252.
+    Own,
+    /// Of its backports, 254 or later.
+    Backports,
+}
+
 /// One machine, as it is to be.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
@@ -70,12 +79,14 @@ pub struct Machine {
     pub environment: &'static [(&'static str, &'static str)],
     /// Programs of this machine that it needs, with their libraries.
     pub programs: &'static [&'static str],
+    /// `None`: the script is the first process. Otherwise it is a service, and the shipped unit is installed.
+    pub systemd: Option<Systemd>,
 }
 
 impl Machine {
     /// With nothing but a device and a script, and the fast timeline.
     pub const fn new(device: Device, script: &'static str) -> Machine {
-        Machine { device, profile: Profile::Fast, script, environment: &[], programs: &[] }
+        Machine { device, profile: Profile::Fast, script, environment: &[], programs: &[], systemd: None }
     }
 
     /// Runs it to its end. `None`: it cannot be run here, which was said.
@@ -91,7 +102,8 @@ impl Machine {
     fn run_with(&self, disk: &[(&str, &Path)]) -> Option<Story> {
         let thread = std::thread::current();
         let name = thread.name().expect("a test's thread has the test's name");
-        if let Some(why) = hindrance(self.programs) {
+        let systemd = self.systemd.map(systemd_root).transpose();
+        if let Some(why) = hindrance(self.programs).or(systemd.as_ref().err().cloned()) {
             // Past the test harness, which shows nothing of a test that passes: a skip must never be silent.
             let _ = writeln!(std::io::stderr(), "skipped: {name}: {why}");
             return None;
@@ -105,14 +117,16 @@ impl Machine {
         let script = work.path().join("script");
         let text = format!("PROFILE={profile}\n. /bin/inside.sh\npulse &\n{}\npause 60000\nover\n", self.script);
         std::fs::write(&script, text).expect("the directory is ours");
-        let output = Command::new(testbed())
+        let output = Command::new(testbed("watchdog-vm.sh"))
             .arg("run")
             .args([&kernel().clone().expect("looked at before"), &work.path().join("machine"), &script])
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/watchdog/inside.sh"))
             .args([binary("LEASEHOLD_BIN", env!("CARGO_BIN_EXE_leasehold"))])
             .args([binary("LEASEHOLD_AUTHORITY_BIN", env!("CARGO_BIN_EXE_leasehold-authority"))])
             .args(self.programs.iter().flat_map(|program| with_libraries(program)))
+            .args(self.systemd.iter().flat_map(|_| shipped_units()))
             .env("DEVICE", self.device.driver())
+            .envs(systemd.expect("looked at before").map(|root| ("SYSTEMD", root)))
             .envs(self.environment.iter().copied())
             .envs(disk.iter().copied())
             .stdin(Stdio::null())
@@ -227,8 +241,13 @@ fn told(console: &str) -> String {
     told.join("\n")
 }
 
-fn testbed() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testbed/watchdog-vm.sh")
+fn shipped_units() -> impl Iterator<Item = PathBuf> {
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging");
+    ["leasehold.service", "basic.target.d/leasehold.conf"].into_iter().map(move |file| packaging.join(file))
+}
+
+fn testbed(script: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testbed").join(script)
 }
 
 fn binary(variable: &str, built: &str) -> PathBuf {
@@ -240,12 +259,28 @@ fn kernel() -> &'static Result<PathBuf, String> {
     static KERNEL: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     KERNEL.get_or_init(|| {
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("watchdog-kernel");
-        let fetched = Command::new(testbed()).arg("fetch").arg(&dir).output().map_err(|error| error.to_string())?;
-        match fetched.status.success() {
-            true => Ok(dir),
-            false => Err(format!("no kernel to run: {}", String::from_utf8_lossy(&fetched.stderr).trim())),
-        }
+        let fetched = Command::new(testbed("watchdog-vm.sh")).arg("fetch").arg(&dir).output();
+        fetched_or_why("kernel", fetched).map(|_| dir)
     })
+}
+
+/// What is to be copied over a machine's root for a systemd, fetched once.
+fn systemd_root(systemd: Systemd) -> Result<PathBuf, String> {
+    static ROOTS: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = ROOTS.lock().expect("no holder panics");
+    let (name, from) = match systemd {
+        Systemd::Own => ("watchdog-systemd", None),
+        Systemd::Backports => ("watchdog-systemd-backports", Some("backports")),
+    };
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fetched_or_why("systemd", Command::new(testbed("systemd-root.sh")).arg(&dir).args(from).output())?;
+    Ok(dir.join("root"))
+}
+
+fn fetched_or_why(what: &str, fetched: io::Result<Output>) -> Result<(), String> {
+    let fetched = fetched.map_err(|error| error.to_string())?;
+    let why = String::from_utf8_lossy(&fetched.stderr);
+    if fetched.status.success() { Ok(()) } else { Err(format!("no {what} to run: {}", why.trim())) }
 }
 
 fn hindrance(programs: &[&str]) -> Option<String> {

@@ -11,3 +11,4 @@ mod ladder;
 mod machine;
 mod measuring;
 mod story;
+mod systemd;

@@ -142,9 +142,15 @@ impl Watchdog for Model {
     }
 }
 
-fn orders(keeper: Keeper, last_resort: Option<Duration>) -> Orders {
+fn orders(last_resort: Option<Duration>) -> Orders {
     let shortened = SHORT_TIMEOUTS.map(|seconds| (seconds, Duration::from_secs(seconds.into())));
-    Orders { keeper, timeout: 10, period: P, shortened, last_resort }
+    Orders { timeout: 10, period: P, shortened, last_resort }
+}
+
+fn report_of(keeper: Keeper) -> FeedReport {
+    let report = FeedReport::default();
+    report.kept_by(keeper);
+    report
 }
 
 type ModelFeeder = Feeder<Model, Box<dyn Fn() -> BootTime>, Box<dyn FnMut()>>;
@@ -162,7 +168,7 @@ impl Bench {
     fn new(driver: Driver, keeper: Keeper) -> Bench {
         let model = Model::new(driver);
         let (clock, resort) = (model.clone(), model.clone());
-        let orders = orders(keeper, Some(W + Duration::from_secs(1)));
+        let orders = orders(Some(W + Duration::from_secs(1)));
         let feeder: ModelFeeder = Feeder::new(
             model.clone(),
             orders,
@@ -174,7 +180,7 @@ impl Bench {
             model,
             permit: Permit::default(),
             disarm: DisarmOrder::default(),
-            report: FeedReport::default(),
+            report: report_of(keeper),
             feeder,
             next,
         }
@@ -315,8 +321,8 @@ fn one_that_was_kept_open_is_fed_under_a_permit_alone_and_never_opened_again() {
     bench.permit(1000.0).run(120.0);
     // The guard dies, the service manager keeps the device, and the next guard gets it without a permit.
     let (clock, resort) = (bench.model.clone(), bench.model.clone());
-    let orders = orders(Keeper::FdStore, None);
-    bench.report = FeedReport::default();
+    let orders = orders(None);
+    bench.report = report_of(Keeper::FdStore);
     bench.feeder = Feeder::adopting(
         (bench.model.clone(), 10),
         orders,

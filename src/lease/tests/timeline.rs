@@ -60,6 +60,33 @@ fn a_domain_held_on_lapse_runs_on_and_dies_only_when_revoked() {
     assert_eq!(destroyed(&actions), 1);
 }
 
+/// Found by the model: b was given it by the bound, six seconds after it had lapsed here and was held.
+#[test]
+fn what_the_authority_was_not_told_to_be_held_dies_at_its_lapse() {
+    let rules = vec![Rule { name: Some("web-*".into()), domain: None, lapse: Lapse::Hold }];
+    let mut node = Node::with(Policy { rules, ..policy() }, Memory::First(BOOT));
+    node.step(Event::Hinted(vec![WEB]));
+    assert!(!node.ask().domains[0].held_on_lapse, "nobody has told its name yet");
+    node.question = None;
+    node.answer(&[allow(WEB, 1)]);
+    assert_eq!(node.hook(WEB, HookOp::Prepare), Some(Verdict::Allow));
+    assert_eq!(node.hook(WEB, HookOp::Start), Some(Verdict::Allow));
+    let copy = node.copy(WEB, 41);
+    node.scan(std::slice::from_ref(&copy));
+    assert_eq!(
+        node.run_dry(1300.0).len(),
+        1,
+        "the authority counts the bound until it has answered to `held_on_lapse`"
+    );
+}
+
+#[test]
+fn a_start_of_what_is_held_says_so_in_its_first_question() {
+    let mut node = Node::with(Policy { lapse: Lapse::Hold, ..policy() }, Memory::First(BOOT));
+    assert_eq!(node.hook(WEB, HookOp::Prepare), None);
+    assert!(node.ask().domains[0].held_on_lapse);
+}
+
 #[test]
 fn an_observing_node_kills_nothing_refuses_nothing_and_receipts_only_what_really_ended() {
     let mut node = Node::with(Policy { observe: true, ..policy() }, Memory::First(BOOT));

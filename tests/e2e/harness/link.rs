@@ -50,6 +50,11 @@ impl Link {
         end.run_with("nft", &["-f", "-"], &(rules + "}\n")).expect_ok();
     }
 
+    /// Takes the cable's end down, or up again, as `ip link set` does.
+    pub fn set(&self, end: &Space, state: &str) {
+        end.run("ip", &["link", "set", &self.device, state]).expect_ok();
+    }
+
     /// Undoes [`Link::cut`], at the end where it was cut.
     pub fn heal(&self, end: &Space) {
         end.run("nft", &["delete", "table", "inet", &format!("cut_{}", self.device)]).expect_ok();

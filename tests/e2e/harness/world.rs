@@ -16,21 +16,29 @@ pub struct World {
     dir: TempDir,
     number: u32,
     cables: AtomicU8,
-    _turn: Turn,
+    _turn: Option<Turn>,
 }
 
 impl World {
     /// A world, or none on a machine that cannot have one: then the reason was said, and the test has nothing to do.
     pub fn new() -> Option<World> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
         if let Err(why) = possible() {
             tell(&format!("skipped: {why}"));
             return None;
         }
-        let turn = Turn::take();
+        Some(World::taking(Some(Turn::take())))
+    }
+
+    /// Another world in this one's turn, for a test of many that are idle most of the time. Drop it first.
+    pub fn beside(&self) -> World {
+        World::taking(None)
+    }
+
+    fn taking(turn: Option<Turn>) -> World {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
         let dir = tempfile::Builder::new().prefix("leasehold-e2e-").tempdir().expect("a temporary directory");
         std::fs::create_dir(dir.path().join("logs")).expect("the directory is new");
-        Some(World { dir, number: NUMBER.fetch_add(1, Ordering::Relaxed), cables: AtomicU8::new(1), _turn: turn })
+        World { dir, number: NUMBER.fetch_add(1, Ordering::Relaxed), cables: AtomicU8::new(1), _turn: turn }
     }
 
     /// A directory that every host of this world sees: the place for shared storage.

@@ -61,7 +61,7 @@ fn a_device_that_was_let_go_or_taken_over_unfed_is_not_touched_again() {
     assert_eq!((bench.report.state(), bench.machine().fed.len()), (FeedState::Abandoned, fed));
     let mut bench = Bench::new(GOOD, Keeper::FdStore);
     let clock = bench.model.clone();
-    let adopted = orders(Keeper::FdStore, None);
+    let adopted = orders(None);
     bench.feeder = Feeder::adopting(
         (bench.model.clone(), 10),
         adopted,
