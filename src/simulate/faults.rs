@@ -68,7 +68,10 @@ impl World<'_> {
             Verb::KillAuthority => self.kill_authority(),
             Verb::KillAuthorityUncommitted => self.authority.dies = Some(Death::Uncommitted),
             Verb::KillAuthorityCommitted => self.authority.dies = Some(Death::Committed),
-            Verb::StartAuthority => self.after(Duration::ZERO, Happening::AuthorityUp(self.authority.count)),
+            Verb::StartAuthority => {
+                self.authority.dies = None;
+                self.after(Duration::ZERO, Happening::AuthorityUp(self.authority.count));
+            }
             Verb::StopAuthority => self.stop_authority(),
             Verb::PauseAuthority => self.pause_authority(),
             Verb::ContinueAuthority => self.continue_authority(),
@@ -121,7 +124,10 @@ impl World<'_> {
                 self.kill_guard(host);
             }
             Verb::KillGuardAfterLedger => self.hosts[at].die_after_ledger = true,
-            Verb::StartGuard => self.after(Duration::ZERO, Happening::GuardUp(host, boot)),
+            Verb::StartGuard => {
+                self.hosts[at].die_after_ledger = false;
+                self.after(Duration::ZERO, Happening::GuardUp(host, boot));
+            }
             Verb::RestartGuard => {
                 self.kill_guard(host);
                 self.after(RESTART, Happening::GuardUp(host, boot));

@@ -224,8 +224,13 @@ impl Draft {
 
 /// The schedule of a seed.
 pub fn draw(seed: u64) -> Script {
+    draw_for(seed, FAULTS.as_secs() + 9)
+}
+
+/// The same, run for so many seconds after T.
+pub fn draw_for(seed: u64, seconds: u64) -> Script {
     let mut draft = Draft::new(seed);
     draft.weather();
     draft.chaos();
-    draft.finish(FAULTS + Duration::from_secs(9))
+    draft.finish(Duration::from_secs(seconds))
 }

@@ -192,13 +192,14 @@ impl<'a> World<'a> {
                 self.after(stagger, Happening::GuardUp(HostIx(at), 0));
             }
         }
-        let domains = self.setup.domains.len();
-        for at in 0..domains {
-            self.grant(DomainIx(at), self.setup.domains[at].on);
-            self.after(
-                Duration::from_millis(1500),
-                Happening::Libvirt(self.setup.domains[at].on, 0, Job::Begin(DomainIx(at))),
-            );
+        for (at, domain) in self.setup.domains.iter().enumerate() {
+            self.grant(DomainIx(at), domain.on);
+            // Again and again: libvirt's own starts may fail.
+            let mut start = Duration::from_millis(1500);
+            while start + Duration::from_secs(1) < self.setup.warm_up {
+                self.after(start, Happening::Libvirt(domain.on, 0, Job::Begin(DomainIx(at))));
+                start += Duration::from_secs(7);
+            }
         }
         self.at(self.t, Happening::Step);
     }
