@@ -96,7 +96,8 @@ impl Armament {
         let report = &self.report;
         let fed = report.last_feed();
         let late_feed = self.strict || report.keeper() == Keeper::Nobody;
-        let hung_then_killed = bound(report.state(), &self.timing, &self.needs, report.timeout(), late_feed);
+        let needs = self.needs.after(report.timeout());
+        let hung_then_killed = bound(report.state(), &self.timing, needs, report.timeout(), late_feed);
         WatchdogView {
             device: self.device.title(),
             state: report.state().as_str().to_owned(),

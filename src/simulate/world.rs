@@ -310,10 +310,10 @@ impl<'a> World<'a> {
         let script = self.script;
         let Some(step) = script.steps.get(at) else { return };
         self.done[at] = Some(self.now);
-        if let Err(why) = self.carry_out(&step.what) {
-            if !self.lenient {
-                self.fail(step.line, why);
-            }
+        if let Err(why) = self.carry_out(&step.what)
+            && !self.lenient
+        {
+            self.fail(step.line, why);
         }
     }
 
