@@ -128,7 +128,9 @@ impl World<'_> {
         };
         let client = || Client { conversation: Conversation::new(facts.clone()), busy: None, waiting: None };
         let report = FeedReport::default();
-        report.kept_by(if setup.fd_store { Keeper::FdStore } else { Keeper::Nobody });
+        if machine_now.board.device.borrow().kept {
+            report.kept_by(Keeper::FdStore);
+        }
         let feed = armed.then(|| {
             let orders = Orders {
                 timeout: timing.watchdog.as_secs() as u32,
@@ -329,9 +331,14 @@ impl World<'_> {
 
     pub fn beat(&mut self, host: HostIx, number: u32) {
         self.hosts[host.0].set_board(self.now);
+        let (stored, board) = (self.setup.hosts[host.0].fd_store, self.hosts[host.0].board.clone());
         let Some(process) = self.process(host, number, || Happening::Beat(host, number)) else { return };
         let Some(feed) = &mut process.feed else { return };
         let due = feed.beat(&process.permit, &process.disarm, &process.report);
+        if stored && board.device.borrow().open {
+            // A duplicate of what was armed is on its way to the service manager.
+            process.report.kept_by(Keeper::FdStore);
+        }
         let due = self.hosts[host.0].real(due);
         let late = self.noise.span(host, Delay::Beat);
         self.at(due + late, Happening::Beat(host, number));

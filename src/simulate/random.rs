@@ -7,7 +7,7 @@ use super::when::{Base, When};
 use std::time::Duration;
 
 /// For how long after T faults are drawn.
-pub const FAULTS: Duration = Duration::from_secs(30);
+pub const FAULTS: Duration = Duration::from_secs(25);
 
 /// A schedule in the making.
 pub struct Draft {
@@ -117,7 +117,7 @@ impl Draft {
     pub fn chaos(&mut self) {
         let mut lines: Vec<(Duration, When, Phrase<Verb>)> = Vec::new();
         let most = FAULTS.as_millis() as u64;
-        for _ in 0..self.random.below(12) + 6 {
+        for _ in 0..self.random.below(11) + 6 {
             let at = self.millis(0, most);
             let lasts = self.millis(50, 12_000);
             let (what, undo) = self.fault();
@@ -189,7 +189,7 @@ impl Draft {
         let (host, domain) = (self.a_host(), self.a_domain());
         let once = |verb| (Self::phrase(verb, Some(host), Some(domain)), None);
         let authority = |verb, undo| (Self::phrase(verb, None, None), Some(Self::phrase(undo, None, None)));
-        match self.random.below(50) {
+        match self.random.below(54) {
             0..=7 | 48.. => once(Move),
             8..=10 => once(Grant),
             11 => (Self::phrase(Revoke, None, Some(domain)), None),
@@ -224,7 +224,7 @@ impl Draft {
 
 /// The schedule of a seed.
 pub fn draw(seed: u64) -> Script {
-    draw_for(seed, FAULTS.as_secs() + 9)
+    draw_for(seed, FAULTS.as_secs() + 8)
 }
 
 /// The same, run for so many seconds after T.

@@ -537,3 +537,60 @@ impl fmt::Display for Script {
         f.write_str(&text)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> String {
+        Script::parse(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_not_understood_is_told_with_its_line_and_what_is_allowed() {
+        let head = "nodes n1,n2\ndomain web on n1\n";
+        for (line, told) in [
+            ("at T+1s explode n1", "line 3: 'explode n1' is not understood; allowed is: cut HOSTS | "),
+            ("at T+1s kill n1", "allowed is: kill guard HOSTS | "),
+            ("at T+1s cut n9", "line 3: 'n9' is no machine of this scenario (there are: n1, n2)"),
+            ("at T+1s move db to n2", "'db' is no domain of this scenario (there are: web)"),
+            ("at T+1s move web to n1,n2", "'n1,n2' is more than one machine"),
+            ("at noon cut n1", "'noon' is no time; allowed is T, then, E(DOMAIN@HOST), lapse(DOMAIN@HOST)"),
+            ("at E(db@n1) cut n1", "'db' is no domain of this scenario"),
+            ("at T+1s delay n1 soon", "'soon' is no span of time; write it like 750ms, 12.5s or 2m"),
+            ("expect web flies", "allowed is: DOMAINS runs on HOST by TIME | "),
+            ("profile slow", "'slow' is no profile: default or fast"),
+            ("nodes n1", "there are two machines 'n1'"),
+            ("domain ../x on n1", "cannot be one more domain's name"),
+            ("nodes m1..m999", "more than 200"),
+            ("hello", "line 3: 'hello' is not understood; allowed is: profile NAMES | "),
+        ] {
+            let said = refused(&format!("{head}{line}\n"));
+            assert!(said.contains(told), "{line}: {said}");
+        }
+        assert!(refused("at T cut n1").contains("no machine of this scenario"));
+        assert!(refused("# nothing\n").contains("names no machine"));
+        assert!(refused(&"#\n".repeat(3_000)).contains("longer than"));
+        let late = refused(&format!("{head}at T+1s cut n1\nseed 5\n"));
+        assert!(late.contains("line 4") && late.contains("after the first 'at'"), "{late}");
+    }
+
+    #[test]
+    fn a_script_reads_as_it_is_written_out() {
+        for seed in 0..300 {
+            let drawn = crate::simulate::random::draw(seed).to_string();
+            assert_eq!(Script::parse(&drawn).unwrap().to_string(), drawn);
+        }
+    }
+
+    #[test]
+    fn every_word_of_the_language_is_in_its_document() {
+        let document = include_str!("../../docs/simulate.md");
+        let patterns = SETTINGS.iter().map(|(_, pattern)| pattern);
+        let all =
+            patterns.chain(VERBS.iter().map(|(_, pattern)| pattern)).chain(CLAIMS.iter().map(|(_, pattern)| pattern));
+        for pattern in all {
+            assert!(document.contains(&format!("`{pattern}`")), "{pattern}");
+        }
+    }
+}

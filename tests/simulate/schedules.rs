@@ -6,7 +6,7 @@
 use crate::{number, say};
 use leasehold::simulate::campaign;
 
-const SCHEDULES: u64 = 600;
+const SCHEDULES: u64 = 300;
 
 #[test]
 fn never_two_copies_whatever_fails() {
