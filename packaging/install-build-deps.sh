@@ -13,7 +13,7 @@ packages=(
   libvirt-daemon-system libvirt-clients libvirt-daemon-driver-qemu qemu-system-x86 qemu-utils
   swtpm swtpm-tools
   iproute2 nftables util-linux procps python3 jq
-  busybox-static cpio e2fsprogs strace
+  busybox-static cpio e2fsprogs strace stress-ng
   gcc libc6-dev binutils ca-certificates curl
 )
 
@@ -24,7 +24,7 @@ missing=()
 if command -v dpkg-query >/dev/null; then
   for package in "${packages[@]}"; do installed "$package" || missing+=("$package"); done
 else
-  for program in libvirtd virsh qemu-system-x86_64 qemu-img swtpm ip nft unshare python3 jq busybox cpio mkfs.ext4 strace gcc readelf nm; do
+  for program in libvirtd virsh qemu-system-x86_64 qemu-img swtpm ip nft unshare python3 jq busybox cpio mkfs.ext4 strace stress-ng gcc readelf nm; do
     command -v $program >/dev/null || fail "this is no Debian and has no $program; install it by your system's means"
   done
 fi

@@ -100,6 +100,8 @@ fn start(config: &Config) -> Result<Never, String> {
     // Every thread started from here on inherits these.
     let signals = farewell::prepare().map_err(cannot_start)?;
     let favoured = realtime::favour_this_thread().and_then(|()| realtime::stay_in_memory());
+    // Where the kernel has no such priority (CONFIG_BLOCK unset) there is no disk either.
+    let _ = realtime::favour_this_threads_disk_access();
     // Where it is refused an unprivileged guard goes on, as likely as anybody to be killed.
     let _ = realtime::survive_lack_of_memory();
     let record = Record::start().map_err(cannot_start)?;

@@ -7,6 +7,8 @@ use std::io;
 
 /// The lowest of the real-time priorities: ahead of every ordinary thread, behind the kernel's own (sched(7)).
 const LOWEST_REAL_TIME: u32 = 1;
+/// IOPRIO_CLASS_BE (include/uapi/linux/ioprio.h), of every process that asks for nothing else.
+const BEST_EFFORT: u16 = 2;
 /// The most favourable nice value (setpriority(2)).
 const MOST_FAVOURED: i32 = -20;
 
@@ -17,6 +19,18 @@ const MOST_FAVOURED: i32 = -20;
 /// `EPERM` without CAP_SYS_NICE and with an RLIMIT_NICE that forbids it.
 pub fn favour_this_thread() -> io::Result<()> {
     sys::set_scheduling(libc::SCHED_OTHER, MOST_FAVOURED, 0, 0)
+}
+
+/// Has disks serve the calling thread, and every thread and child it starts from now on, first among ordinary ones
+/// (IOPRIO_CLASS_BE, level 0), where their scheduler looks at that (bfq, mq-deadline). Good for what is written to disk: the
+/// fence record, what was measured of the watchdog, the flush of dead domains' disks. The feed thread does no such thing, and
+/// the ledger is in memory. The kernel takes the same from a nice value of -20 by itself; this needs no right, so a guard
+/// that may not be favoured has it too. Not the real-time class: a flush of gigabytes would starve the guests.
+///
+/// # Errors
+/// None that these values can give.
+pub fn favour_this_threads_disk_access() -> io::Result<()> {
+    sys::set_io_priority(BEST_EFFORT, 0)
 }
 
 /// Lets the calling thread, and nothing it starts, run as soon as it can run at all: SCHED_RR, the lowest real-time
@@ -74,6 +88,15 @@ mod tests {
     fn a_favoured_threads_threads_are_favoured_too() {
         in_a_thread(favour_this_thread, || {
             std::thread::spawn(|| assert_eq!(scheduling_of_this_thread(), (-20, 0, libc::SCHED_OTHER))).join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_thread_that_is_served_first_by_disks_hands_that_on() {
+        in_a_thread(favour_this_threads_disk_access, || {
+            let of_this_thread = || sys::io_priority().unwrap();
+            assert_eq!(of_this_thread(), (BEST_EFFORT, 0));
+            assert_eq!(std::thread::spawn(of_this_thread).join().unwrap(), (BEST_EFFORT, 0));
         });
     }
 

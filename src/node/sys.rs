@@ -64,6 +64,24 @@ pub(super) fn set_scheduling(policy: i32, nice: i32, priority: u32, flags: u64) 
     cerr(result).map(drop)
 }
 
+/// ioprio_set(2) for the calling thread, which has no wrapper in the C library: IOPRIO_CLASS_* (include/uapi/linux/ioprio.h)
+/// and a level, 0 the most favoured.
+pub(super) fn set_io_priority(class: u16, level: u16) -> io::Result<()> {
+    const WHO_PROCESS: i32 = 1;
+    let priority = i32::from(class) << 13 | i32::from(level);
+    // SAFETY: all arguments are plain numbers; no memory is passed.
+    cerr(unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, priority) }).map(drop)
+}
+
+/// ioprio_get(2): class and level of the calling thread; class 0: none of its own.
+#[cfg(test)]
+pub(super) fn io_priority() -> io::Result<(u16, u16)> {
+    const WHO_PROCESS: i32 = 1;
+    // SAFETY: both arguments are plain numbers.
+    let priority = cerr(unsafe { libc::syscall(libc::SYS_ioprio_get, WHO_PROCESS, 0) })?;
+    Ok(((priority >> 13) as u16, (priority & 0x1fff) as u16))
+}
+
 /// reboot(2), RB_AUTOBOOT: resets the machine without a sync. Needs CAP_SYS_BOOT; in a pid namespace of its own it ends
 /// that namespace instead.
 pub(super) fn reboot() -> io::Result<()> {
