@@ -25,7 +25,7 @@ fn cap() -> u64 {
     match std::env::var("LEASEHOLD_MODEL").as_deref() {
         Ok("quick") => 50_000,
         Ok("large") => 20_000_000,
-        _ => 350_000,
+        _ => 300_000,
     }
 }
 
