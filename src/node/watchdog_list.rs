@@ -305,6 +305,15 @@ mod tests {
     }
 
     #[test]
+    fn who_has_a_device_open_is_seen_by_its_descriptors() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let own = std::process::id() as i32;
+        assert!(has_open(own, file.path()));
+        let path = file.into_temp_path();
+        assert!(!has_open(own, &path), "it is closed");
+    }
+
+    #[test]
     fn a_device_that_sysfs_does_not_list_is_there_without_an_identity_and_none_is_there_twice() {
         let dir = tempfile::tempdir().unwrap();
         let (class, dev) = (dir.path().join("class"), dir.path().join("dev"));
