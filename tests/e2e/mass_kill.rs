@@ -1,6 +1,6 @@
 //! A whole host's leases end at once.
 
-use crate::harness::{Domain, SigkillTrace, Site, World, all_qemus, expiry, wait_until};
+use crate::harness::{Domain, SigkillTrace, Site, World, all_qemus, expiry, fill_the_machine, wait_until};
 use leasehold::lease::time::BootTime;
 use serde_json::Value;
 use std::fmt::Write;
@@ -12,6 +12,7 @@ const KIB_EACH: usize = 100 << 10;
 
 #[test]
 fn two_hundred_domains_whose_leases_end_at_once_are_struck_within_50_ms_and_all_proven_gone() {
+    let _filled = fill_the_machine();
     let Some(world) = World::new() else { return };
     let mut site = Site::new(&world);
     let node = site.node("n1", "");

@@ -8,7 +8,7 @@
 mod fault;
 mod lane;
 
-use crate::harness::{BOUND, Way, World, tell};
+use crate::harness::{BOUND, Way, World, fill_the_machine, tell};
 use fault::{Begins, Ends, Fault};
 use lane::{Lane, Line};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,6 +34,7 @@ fn whatever_fails_at_whatever_offset_no_two_hosts_write_at_once_and_the_bound_ho
     if !Path::new("/sys/class/watchdog").exists() {
         return tell("skipped: this kernel has no watchdog core, so there is no place for a host's stand-in");
     }
+    let _filled = fill_the_machine();
     let Some(world) = World::new() else { return };
     // For a look at one row: a part of its name.
     let only = std::env::var("LEASEHOLD_ROW").ok();

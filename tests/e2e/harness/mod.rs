@@ -42,4 +42,4 @@ pub use site::{Node, Site, expiry};
 pub use space::Space;
 pub use storage::{Frozen, LoopDevice, Storage, stored};
 pub use wait::{Stopwatch, wait_until};
-pub use world::{World, leasehold, tell};
+pub use world::{World, fill_the_machine, leasehold, tell};

@@ -110,6 +110,12 @@ fn possible() -> Result<(), String> {
     Ok(())
 }
 
+/// For tests that fill the machine with QEMUs: one after the other. To be taken before the test's world.
+pub fn fill_the_machine() -> MutexGuard<'static, ()> {
+    static FILLED: Mutex<()> = Mutex::new(());
+    FILLED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// One of [`AT_ONCE`] turns.
 struct Turn;
 
