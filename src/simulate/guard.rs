@@ -64,7 +64,9 @@ pub(super) struct GuardProcess {
     known: BTreeSet<ProcessKey>,
     scanning: bool,
     scan_again: bool,
+    /// libvirt's daemons that it wants to know the end of, and those that had ended when the scan under way began.
     daemons: Vec<ProcessKey>,
+    dead_daemons: Vec<ProcessKey>,
     tick_at: BootTime,
     /// The earliest of its ticks and looks under way, so that each waits in the queue once.
     ticks_at: BootTime,
@@ -157,6 +159,7 @@ impl World<'_> {
             scanning: false,
             scan_again: false,
             daemons: Vec::new(),
+            dead_daemons: Vec::new(),
             tick_at: BootTime::NEVER,
             ticks_at: BootTime::NEVER,
             looks: false,
@@ -388,13 +391,16 @@ impl World<'_> {
     // --- its scanner --------------------------------------------------------------------------------------------------
 
     pub fn begin_scan(&mut self, host: HostIx, number: u32) {
-        let clock = self.hosts[host.0].clock(self.now);
-        let hangs = self.hosts[host.0].scan_hangs;
+        let machine = &self.hosts[host.0];
+        let (clock, hangs) = (machine.clock(self.now), machine.scan_hangs);
+        let living = (machine.libvirt != Service::Dead).then(|| machine.daemon());
         let Some(process) = self.process(host, number, || Happening::Scan(host, number)) else { return };
         if process.scanning || hangs {
             return;
         }
         (process.scanning, process.scan_again) = (true, false);
+        // Before anything is looked for: what a daemon started while it lived is then found.
+        process.dead_daemons = process.daemons.extract_if(.., |daemon| Some(*daemon) != living).collect();
         self.soon(host, Delay::Scan, Happening::Scanned(host, number, clock));
     }
 
@@ -404,7 +410,7 @@ impl World<'_> {
         let Some(process) = self.process(host, number, || Happening::Scanned(host, number, began)) else { return };
         process.scanning = false;
         let again = std::mem::take(&mut process.scan_again);
-        let daemons = std::mem::take(&mut process.daemons);
+        let dead_daemons = std::mem::take(&mut process.dead_daemons);
         let known = process.known.clone();
         let machine = &self.hosts[host.0];
         // It speaks for what lived when it began; what started meanwhile may be in it too.
@@ -424,8 +430,6 @@ impl World<'_> {
             },
         };
         let copies: Vec<SeenCopy> = here.map(seen).collect();
-        let up = machine.libvirt != Service::Dead;
-        let dead_daemons = daemons.into_iter().filter(|daemon| !up || *daemon != machine.daemon()).collect();
         for key in Vec::from_iter(copies.iter().map(|copy| copy.process)) {
             self.know(host, key);
         }

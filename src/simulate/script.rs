@@ -561,7 +561,8 @@ mod tests {
             ("expect web flies", "allowed is: DOMAINS runs on HOST by TIME | "),
             ("profile slow", "'slow' is no profile: default or fast"),
             ("nodes n1", "there are two machines 'n1'"),
-            ("domain ../x on n1", "cannot be one more domain's name"),
+            ("domain /x on n1", "'/x' cannot be one more domain's name"),
+            ("domain ../x on n1", "'../x' is no range; write it like n1..n20"),
             ("nodes m1..m999", "more than 200"),
             ("hello", "line 3: 'hello' is not understood; allowed is: profile NAMES | "),
         ] {

@@ -345,7 +345,8 @@ impl<'a> World<'a> {
     fn all_run(&mut self) -> Result<(), ScriptError> {
         for (at, domain) in self.setup.domains.iter().enumerate() {
             let runs = self.hosts[domain.on.0].qemus.iter().any(|qemu| qemu.domain == DomainIx(at) && qemu.alive);
-            if !runs && !self.lenient {
+            // What is expected is expected of domains that run; a drawn schedule may begin with one that failed to start.
+            if !runs && !self.lenient && !self.script.expects.is_empty() {
                 let (host, name) = (&self.setup.names.hosts[domain.on.0], &self.setup.names.domains[at]);
                 let text =
                     format!("{name} does not run on {host} at T: give it a longer 'warm up', or another machine");
