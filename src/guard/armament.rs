@@ -10,7 +10,8 @@ use crate::config::Config;
 use crate::lease::event::{Event, Severity};
 use crate::lease::fence::{Mark, Unfed, What};
 use crate::lease::gone::DisarmOrder;
-use crate::lease::ledger::label;
+use crate::lease::ledger::{Ledger, label};
+use crate::lease::promise::{CountedBounds, Restraint};
 use crate::lease::timing::{Timing, Watchdog as Assured};
 use crate::lease::view::WatchdogView;
 use crate::node::last_resort::LastResort;
@@ -43,17 +44,20 @@ pub struct Armament {
     needs: TimeToReset,
     timing: Timing,
     strict: bool,
+    restraint: Option<Restraint>,
 }
 
 impl Armament {
     /// Chooses the device that the configuration asks for and starts its threads; opens nothing before the first permit.
-    /// `None`: none is asked for. `kept` is what the service manager kept open over an earlier guard's death.
+    /// `None`: none is asked for. `kept` is what the service manager kept open over an earlier guard's death; `counted` is
+    /// what the authority counts with for leases of an earlier guard.
     ///
     /// # Errors
     /// None can be used, with what to do; the guard then promises no bound.
     pub fn start(
         config: &Config,
         (manager, kept): (Option<Manager>, Option<OwnedFd>),
+        counted: Option<&CountedBounds>,
         permit: &Arc<Permit>,
         core: &Sender<Input>,
         (record, fences): (&Record, &Fences),
@@ -62,14 +66,15 @@ impl Armament {
         conclude_test(config, record);
         let found = watchdog_list::list().map_err(|error| format!("the watchdogs cannot be listed: {error}"))?;
         let device = watchdog_list::choose(&found, &wanted, config.watchdog.allow_softdog)?;
-        let armament = Armament {
-            disarm: Arc::default(),
-            report: Arc::default(),
-            needs: TimeToReset::of(&device, &config.state_dir)?,
-            device,
-            timing: config.timing,
-            strict: config.watchdog.strict,
-        };
+        let needs = TimeToReset::of(&device, &config.state_dir)?;
+        let (timing, strict) = (config.timing, config.watchdog.strict);
+        let restraint =
+            counted.and_then(|counted| counted.restrain(clock::now(), &timing, strict, |seconds| needs.after(seconds)));
+        if let Some(restraint) = restraint {
+            record.say(Severity::Info, restrained(&device.title(), restraint, &timing));
+        }
+        let (disarm, report) = (Arc::default(), Arc::default());
+        let armament = Armament { disarm, report, needs, device, timing, strict, restraint };
         let manager = manager.filter(Manager::stores);
         let handed_over = kept.is_some();
         if handed_over && manager.is_some() {
@@ -82,6 +87,7 @@ impl Armament {
             needs: armament.needs.clone(),
             timing: config.timing,
             strict: config.watchdog.strict,
+            restraint: armament.restraint,
             keeping: manager.map(|manager| Keeping::new(manager, duplicates, &armament.device, handed_over, record)),
             core: core.clone(),
             record: record.clone(),
@@ -89,6 +95,13 @@ impl Armament {
         };
         watcher.start().map_err(cannot_start)?;
         Ok(Some(armament))
+    }
+
+    /// The bound that an earlier guard promised, if it holds for what this one is about to arm. The device that was armed
+    /// runs on meanwhile.
+    pub fn goes_on_promising(&self, ledger: &Ledger) -> Option<Duration> {
+        let needs = self.needs.after(self.timing.watchdog.as_secs() as u32);
+        ledger.promise?.still_holds(&self.timing, self.strict, needs)
     }
 
     /// For the status.
@@ -124,6 +137,7 @@ impl Armament {
         let timeout = u32::try_from(timing.watchdog.as_secs()).unwrap_or(u32::MAX);
         let orders = Orders {
             timeout,
+            restraint: self.restraint,
             period: timing.feed(),
             shortened: SHORT_TIMEOUTS.map(|seconds| (seconds, self.needs.after(seconds))),
             last_resort: config.watchdog.last_resort.then(|| self.needs.after(timeout) + timing.margin),
@@ -163,6 +177,7 @@ struct Watcher {
     needs: TimeToReset,
     timing: Timing,
     strict: bool,
+    restraint: Option<Restraint>,
     keeping: Option<Keeping>,
     core: Sender<Input>,
     record: Record,
@@ -175,18 +190,18 @@ impl Watcher {
     }
 
     fn run(mut self) {
-        const UNTRIED: (FeedState, Option<String>) = (FeedState::Waiting, None);
+        const UNTRIED: (FeedState, Option<String>, u32) = (FeedState::Waiting, None, 0);
         let mut told = UNTRIED;
         loop {
-            let now = (self.report.state(), error(&self.report));
+            let now = (self.report.state(), error(&self.report), self.report.timeout());
             if let Some(keeping) = &mut self.keeping {
                 keeping.turn(now.0, &self.report);
             }
             if now != told {
-                let timeout = self.report.timeout();
+                let timeout = promised_timeout(now.2, self.restraint, &self.timing);
                 let bound = bound(now.0, &self.timing, self.needs.after(timeout), timeout, self.strict);
                 self.core.send(Input::Event(Event::Watchdog { bound })).expect("the core lives as long as the process");
-                let (severity, text) = tale(&now, &self.title, timeout, bound, || self.what_lives());
+                let (severity, text) = tale((now.0, now.1.as_deref()), &self.title, now.2, bound, || self.what_lives());
                 self.record.say(severity, text);
                 self.mark(told.0, now.0);
                 told = now;
@@ -249,17 +264,38 @@ pub(crate) fn bound(
     let armed = matches!(state, Armed | Starving | Abandoned | Fencing);
     let timing = Timing { watchdog: Duration::from_secs(timeout.into()), ..*timing };
     let assured = if armed { Assured::Needs(needs) } else { Assured::None };
-    if strict { timing.bound_if_feed_stops(assured) } else { timing.bound(assured) }
+    timing.promises(assured, strict)
+}
+
+/// The timeout that the node promises by: one that is shorter for the time being will be longer under leases of the answers
+/// to come, so that is what they have to acknowledge.
+pub(crate) fn promised_timeout(set: u32, restraint: Option<Restraint>, timing: &Timing) -> u32 {
+    match restraint {
+        Some(restraint) if set <= restraint.timeout => timing.watchdog.as_secs() as u32,
+        _ => set,
+    }
+}
+
+fn restrained(title: &str, restraint: Restraint, timing: &Timing) -> String {
+    let left = restraint.until.left(clock::now()).as_secs_f64();
+    let meanwhile = match restraint.timeout {
+        0 => "is not armed".to_owned(),
+        seconds => format!("is armed with {seconds} s"),
+    };
+    format!(
+        "the watchdog {title} {meanwhile} for {left:.1} s more, and with {} s from then on: the authority counts with a smaller bound for the leases held here, and no device may outlast that",
+        timing.watchdog.as_secs()
+    )
 }
 
 fn tale(
-    (state, error): &(FeedState, Option<String>),
+    (state, error): (FeedState, Option<&str>),
     title: &str,
     timeout: u32,
     bound: Option<Duration>,
     what_lives: impl FnOnce() -> String,
 ) -> (Severity, String) {
-    let error = error.as_deref().unwrap_or("no reason is known");
+    let error = error.unwrap_or("no reason is known");
     match state {
         FeedState::Waiting => (
             Severity::Error,

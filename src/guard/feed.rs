@@ -3,6 +3,7 @@
 
 use super::core::Permit;
 use crate::lease::gone::DisarmOrder;
+use crate::lease::promise::Restraint;
 use crate::lease::time::BootTime;
 use crate::node::watchdog::{ArmError, SHORT_TIMEOUTS, Watchdog};
 use std::os::fd::OwnedFd;
@@ -147,12 +148,21 @@ impl FeedReport {
 pub struct Orders {
     /// W as asked for, in seconds.
     pub timeout: u32,
+    /// A shorter one for the time being.
+    pub restraint: Option<Restraint>,
     /// P.
     pub period: Duration,
     /// What the device needs from its last feed to the reset with each of these short timeouts, in seconds.
     pub shortened: [(u32, Duration); SHORT_TIMEOUTS.len()],
     /// After the last feed, this long: the device should have fired, and the second way down is taken. `None`: never.
     pub last_resort: Option<Duration>,
+}
+
+impl Orders {
+    /// The timeout to be asked for at this instant, in seconds; zero: the device may not be armed yet.
+    pub fn timeout_at(&self, now: BootTime) -> u32 {
+        self.restraint.filter(|restraint| now < restraint.until).map_or(self.timeout, |restraint| restraint.timeout)
+    }
 }
 
 /// The thread's state. `now` is CLOCK_BOOTTIME, or a test's; `reset` is the second way down, or a test's.
@@ -162,6 +172,8 @@ pub struct Feeder<W, N, R> {
     /// Where a duplicate goes for the service manager to keep.
     keep: Option<SyncSender<OwnedFd>>,
     state: FeedState,
+    /// The timeout that the open device was asked for last.
+    asked: u32,
     due: BootTime,
     now: N,
     reset: R,
@@ -170,7 +182,7 @@ pub struct Feeder<W, N, R> {
 impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
     /// A feeder of a device that is closed.
     pub fn new(device: W, orders: Orders, now: N, reset: R) -> Feeder<W, N, R> {
-        Feeder { device, orders, keep: None, state: FeedState::Waiting, due: BootTime::ZERO, now, reset }
+        Feeder { device, orders, keep: None, state: FeedState::Waiting, asked: 0, due: BootTime::ZERO, now, reset }
     }
 
     /// Sends a duplicate of the device there whenever it was armed.
@@ -187,7 +199,8 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
         now: N,
         reset: R,
     ) -> Feeder<W, N, R> {
-        let mut feeder = Feeder { state: FeedState::Starving, ..Feeder::new(device, orders, now, reset) };
+        let mut feeder =
+            Feeder { state: FeedState::Starving, asked: seconds, ..Feeder::new(device, orders, now, reset) };
         feeder.set_to(seconds, report);
         feeder
     }
@@ -213,7 +226,7 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
                 }
             }
         } else if now < permit.until() {
-            self.protect(permit, report);
+            self.protect(self.orders.timeout_at(now), permit, report);
         } else {
             self.let_go(now, permit, report);
         }
@@ -224,13 +237,24 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
         if self.state == FeedState::Armed && until > now { self.due.min(until) } else { self.due }
     }
 
-    fn protect(&mut self, permit: &Permit, report: &FeedReport) {
+    fn protect(&mut self, timeout: u32, permit: &Permit, report: &FeedReport) {
         let fed = match self.state {
-            FeedState::Armed | FeedState::Starving | FeedState::Failing => self.device.feed(),
+            FeedState::Armed | FeedState::Starving | FeedState::Failing => {
+                if timeout != self.asked && timeout > 0 {
+                    self.asked = timeout;
+                    // A driver that does not take it keeps what it has, which is what the bound is made of.
+                    if let Ok(seconds) = self.device.set_timeout(timeout) {
+                        self.set_to(seconds, report);
+                    }
+                }
+                self.device.feed()
+            }
             FeedState::Refused | FeedState::Fencing => return,
+            FeedState::Waiting | FeedState::Abandoned | FeedState::Disarmed if timeout == 0 => return,
             FeedState::Waiting | FeedState::Abandoned | FeedState::Disarmed => {
-                match self.device.arm(self.orders.timeout) {
+                match self.device.arm(timeout) {
                     Ok(seconds) => {
+                        self.asked = timeout;
                         self.set_to(seconds, report);
                         if let (Some(keep), Some(duplicate)) = (&self.keep, self.device.duplicate()) {
                             // One at a time: it is armed again only after the last one was taken out. From here on it

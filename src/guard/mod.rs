@@ -168,7 +168,12 @@ fn start(config: &Config) -> Result<Never, String> {
     record.say(Severity::Info, started(config));
     say_last_reset(config, boot, &record);
     let permit = Arc::new(Permit::default());
-    match armament::Armament::start(config, (manager.clone(), kept), &permit, &core, (&record, &fences)) {
+    let earlier = match &memory {
+        Memory::Restored(ledger) => Some(ledger),
+        _ => None,
+    };
+    let counted = earlier.map(|ledger| &ledger.counted);
+    match armament::Armament::start(config, (manager.clone(), kept), counted, &permit, &core, (&record, &fences)) {
         Ok(watchdog) => hands.watchdog = watchdog,
         Err(why) => {
             let fault = format!("no watchdog is used: {why}. This node promises receipts and no bound");
@@ -187,8 +192,8 @@ fn start(config: &Config) -> Result<Never, String> {
     }
 
     let mut policy = config.policy();
-    if let (Some(_), Memory::Restored(ledger)) = (&hands.watchdog, &memory) {
-        policy.bound = ledger.promised(&policy.timing).filter(|_| policy.unkillable == Unkillable::Reset);
+    if let (Some(watchdog), Some(ledger)) = (&hands.watchdog, earlier) {
+        policy.bound = watchdog.goes_on_promising(ledger).filter(|_| policy.unkillable == Unkillable::Reset);
     }
     let mut guard = Guard::new(policy, incarnation, memory);
     if hands.watchdog.is_some() {

@@ -34,6 +34,7 @@ impl Guard {
         let ttl = Duration::from_millis(answer.ttl_ms).min(self.policy.timing.ttl);
         // rule 1: from before the question was sent
         let expires = self.policy.timing.expires(asked.sent, ttl);
+        self.ledger.counted.add(now, asked.promise, expires);
         for claim in answer.claims.domains.iter().flatten() {
             // rule 2: nothing is said of what the question did not name
             if asked.named.contains(&claim.domain) {

@@ -4,8 +4,8 @@
 use super::event::{CopyState, DenialReason};
 use super::fence::Cause;
 use super::id::{BootId, DomainId, Epoch, Incarnation, NodeId, ProcessKey, QuestionNumber};
+use super::promise::{CountedBounds, Promise};
 use super::time::BootTime;
-use super::timing::Timing;
 use crate::protocol::{NamedDomain, NamedState, Receipt};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -31,6 +31,9 @@ pub struct Ledger {
     /// The bound that this node promises.
     #[serde(default)]
     pub promise: Option<Promise>,
+    /// The bounds that the authority counts with.
+    #[serde(default)]
+    pub counted: CountedBounds,
     /// What is known of each domain.
     pub domains: BTreeMap<DomainId, Entry>,
 }
@@ -218,30 +221,7 @@ pub enum Recovered {
     Unusable(String),
 }
 
-/// A bound, and the timeline it was computed from. A guard's death keeps it: the device it had armed runs on, and fires
-/// unless a later guard feeds it under the permit. So the next guard goes on promising it before its device is armed, or
-/// each restart would leave the node without a bound until everything answered meanwhile has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Promise {
-    bound: Duration,
-    ttl: Duration,
-    watchdog: Duration,
-    margin: Duration,
-}
-
-impl Promise {
-    /// With an armed watchdog.
-    pub fn new(bound: Duration, timing: &Timing) -> Promise {
-        Promise { bound, ttl: timing.ttl, watchdog: timing.watchdog, margin: timing.margin }
-    }
-}
-
 impl Ledger {
-    /// The bound promised, if the timeline is still the one it was computed from.
-    pub fn promised(&self, timing: &Timing) -> Option<Duration> {
-        self.promise.filter(|promise| *promise == Promise::new(promise.bound, timing)).map(|promise| promise.bound)
-    }
-
     /// Nothing known.
     pub fn new(boot: BootId) -> Ledger {
         Ledger {
@@ -251,6 +231,7 @@ impl Ledger {
             authority_clock: None,
             drained: None,
             promise: None,
+            counted: CountedBounds::default(),
             domains: BTreeMap::new(),
         }
     }

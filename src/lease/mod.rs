@@ -16,6 +16,7 @@ mod ladder;
 pub mod late_write;
 pub mod ledger;
 pub mod policy;
+pub mod promise;
 mod questions;
 pub mod time;
 pub mod timing;

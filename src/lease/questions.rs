@@ -5,6 +5,7 @@ use super::guard::Guard;
 use super::id::{DomainId, QuestionNumber};
 use super::ledger::Entry;
 use super::policy::{Lapse, Unkillable};
+use super::promise::Promise;
 use super::time::BootTime;
 use crate::protocol::{MAX_DOMAINS, Receipt};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +27,8 @@ pub(super) struct Asked {
     pub(super) held: BTreeSet<DomainId>,
     pub(super) receipts: Vec<Receipt>,
     pub(super) timeout: Duration,
+    /// What it promised.
+    pub(super) promise: Option<Promise>,
 }
 
 impl Guard {
@@ -110,13 +113,14 @@ impl Guard {
         let named = domains.iter().map(|named| named.domain).collect();
         let held = domains.iter().filter(|named| named.held_on_lapse).map(|named| named.domain).collect();
         let timeout = self.policy.timing.request_timeout();
-        self.asked.insert(number, Asked { sent: now, named, held, receipts: receipts.clone(), timeout });
+        let bound = self.policy.bound;
+        let promise = bound.map(|bound| Promise::new(bound, &self.policy.timing));
+        self.asked.insert(number, Asked { sent: now, named, held, receipts: receipts.clone(), timeout, promise });
         while self.asked.len() > MOST_IN_FLIGHT {
             self.asked.pop_first();
         }
         self.last_asked = Some(now);
         self.ask_soon = false;
-        let bound = self.policy.bound;
         self.actions.push(Action::Ask(Question { number, sent: now, bound, timeout, domains, receipts }));
     }
 

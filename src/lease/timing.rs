@@ -177,6 +177,11 @@ impl Timing {
         self.bound_after(2, watchdog)
     }
 
+    /// The bound that a node states: `strict`, if it is to hold under the double faults of rule 5 too.
+    pub fn promises(&self, watchdog: Watchdog, strict: bool) -> Option<Duration> {
+        if strict { self.bound_if_feed_stops(watchdog) } else { self.bound(watchdog) }
+    }
+
     /// The bound when the device may run down this many times.
     fn bound_after(&self, runs: u32, watchdog: Watchdog) -> Option<Duration> {
         let needed = match watchdog {

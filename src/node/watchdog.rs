@@ -33,6 +33,12 @@ pub trait Watchdog {
     /// It cannot be opened, or is not one that can be relied on; then it is left as it was found.
     fn arm(&mut self, seconds: u32) -> Result<u32, ArmError>;
 
+    /// Sets the timeout of an open one to this many seconds, which feeds it, and reads it back.
+    ///
+    /// # Errors
+    /// The driver's; then it may have either timeout.
+    fn set_timeout(&mut self, seconds: u32) -> io::Result<u32>;
+
     /// Feeds it.
     ///
     /// # Errors
@@ -184,6 +190,13 @@ impl Watchdog for LinuxWatchdog {
         let shortest = shortest.unwrap_or(timeout);
         self.open = Some(Open { by_ioctl: options & KEEPALIVEPING != 0, unsay: false, device, timeout, shortest });
         Ok(timeout)
+    }
+
+    fn set_timeout(&mut self, seconds: u32) -> io::Result<u32> {
+        let Some(open) = &mut self.open else { return Err(io::Error::from_raw_os_error(libc::EBADF)) };
+        sys::set_watchdog_timeout(open.device.as_fd(), seconds)?;
+        open.timeout = sys::watchdog_timeout(open.device.as_fd())?;
+        Ok(open.timeout)
     }
 
     fn feed(&mut self) -> io::Result<()> {

@@ -93,6 +93,13 @@ impl Watchdog for Model {
         Ok(seconds)
     }
 
+    fn set_timeout(&mut self, seconds: u32) -> io::Result<u32> {
+        let mut device = self.0.device.borrow_mut();
+        device.timeout = Duration::from_secs(seconds.into());
+        device.feed(self.now());
+        Ok(seconds)
+    }
+
     fn feed(&mut self) -> io::Result<()> {
         self.0.device.borrow_mut().feed(self.now());
         Ok(())

@@ -8,6 +8,7 @@ use super::record::Kind;
 use super::script::{VERBS, Verb};
 use super::world::{Happening, World};
 use crate::lease::event::Event;
+use crate::lease::timing::{Timing, TimingFault};
 use std::time::Duration;
 
 /// How long a guard or an authority is away that is restarted.
@@ -137,6 +138,8 @@ impl World<'_> {
                 self.stop_guard(host);
             }
             Verb::ContinueGuard => self.continue_guard(host),
+            Verb::SetWatchdog => self.configure(host, Timing { watchdog: what.span, ..self.hosts[at].timing })?,
+            Verb::SetTtl => self.configure(host, Timing { ttl: what.span, ..self.hosts[at].timing })?,
             Verb::HangScan => self.hosts[at].scan_hangs = true,
             Verb::MendScan => {
                 self.hosts[at].scan_hangs = false;
@@ -205,12 +208,24 @@ impl World<'_> {
         }
     }
 
+    /// What its guard reads when it starts next.
+    fn configure(&mut self, host: HostIx, timing: Timing) -> Result<(), String> {
+        match timing.validate() {
+            // The scenario's own margin is its author's business.
+            Ok(()) | Err(TimingFault::MarginTooSmall { .. }) => {}
+            Err(fault) => return Err(fault.to_string()),
+        }
+        self.hosts[host.0].timing = timing;
+        Ok(())
+    }
+
     /// When each step would come from here on, if nothing is answered any more.
     fn explain(&mut self, host: HostIx) {
         if self.record.quiet || self.setup.hosts.len() > super::record::MASS {
             return;
         }
-        let timing = self.setup.timing;
+        let machine = &self.hosts[host.0];
+        let timing = machine.guard.as_ref().map_or(machine.timing, |guard| guard.timing);
         for domain in (0..self.setup.domains.len()).map(super::phrase::DomainIx) {
             if let Some(at) = self.expiry(domain, host) {
                 let t = |at| self.record.t(at);

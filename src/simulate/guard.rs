@@ -9,7 +9,7 @@ use super::phrase::{DomainIx, HostIx};
 use super::record::Kind;
 use super::world::{Happening, World, domain_of, uuid};
 use crate::guard::SCAN_INTERVAL;
-use crate::guard::armament::{LOOK, bound};
+use crate::guard::armament::{LOOK, bound, promised_timeout};
 use crate::guard::core::{Permit, allow_feeding};
 use crate::guard::feed::{FeedReport, FeedState, Feeder, Keeper, Orders};
 use crate::lease::event::{Action, CopyState, Event, Question, Scan, SeenCopy, Verdict};
@@ -18,7 +18,9 @@ use crate::lease::guard::{Guard, Memory};
 use crate::lease::id::{Incarnation, ProcessKey, QuestionNumber};
 use crate::lease::ledger::{Ledger, Recovered};
 use crate::lease::policy::{Lapse, Policy, Rule, Unkillable};
+use crate::lease::promise::Restraint;
 use crate::lease::time::BootTime;
+use crate::lease::timing::Timing;
 use crate::node::watchdog::SHORT_TIMEOUTS;
 use crate::protocol::{Mode, RenewAnswer, RenewRequest, WatchAnswer};
 use crate::sources::native::{Conversation, Heard, NodeFacts};
@@ -55,6 +57,8 @@ pub(super) struct GuardProcess {
     disarm: DisarmOrder,
     report: FeedReport,
     feed: Option<Feed>,
+    pub timing: Timing,
+    restraint: Option<Restraint>,
     clients: Vec<Client>,
     exchanges: u32,
     failures: BTreeMap<QuestionNumber, usize>,
@@ -71,7 +75,7 @@ pub(super) struct GuardProcess {
     /// The earliest of its ticks and looks under way, so that each waits in the queue once.
     ticks_at: BootTime,
     looks: bool,
-    told: (FeedState, i32),
+    told: (FeedState, i32, u32),
     pub stopped: bool,
     pub missed: Vec<Missed>,
 }
@@ -84,7 +88,7 @@ impl World<'_> {
         Policy {
             node: setup.node.clone(),
             observe: setup.observe,
-            timing: self.setup.timing,
+            timing: self.hosts[host.0].timing,
             rules: held.map(rule).collect(),
             lapse: Lapse::Kill,
             unkillable: if setup.report { Unkillable::Report } else { Unkillable::Reset },
@@ -96,7 +100,7 @@ impl World<'_> {
         if self.hosts[host.0].guard.is_some() {
             return;
         }
-        let (setup, timing, mut policy) = (&self.setup.hosts[host.0], self.setup.timing, self.policy(host));
+        let (setup, timing, mut policy) = (&self.setup.hosts[host.0], self.hosts[host.0].timing, self.policy(host));
         let machine_now = &mut self.hosts[host.0];
         machine_now.processes += 1;
         let (number, boot) = (machine_now.processes, machine_now.boot_id(host));
@@ -107,8 +111,12 @@ impl World<'_> {
         };
         machine_now.guarded = true;
         let armed = setup.watchdog && !setup.observe;
+        let mut restraint = None;
         if let (true, Memory::Restored(ledger)) = (armed, &memory) {
-            policy.bound = ledger.promised(&timing).filter(|_| policy.unkillable == Unkillable::Reset);
+            let promised = ledger.promise.and_then(|promise| promise.still_holds(&timing, false, timing.watchdog));
+            policy.bound = promised.filter(|_| policy.unkillable == Unkillable::Reset);
+            let needs = |seconds: u32| Duration::from_secs(seconds.into());
+            restraint = ledger.counted.restrain(machine_now.clock(self.now), &timing, false, needs);
         }
         let remembered: BTreeSet<ProcessKey> = match &memory {
             Memory::Restored(ledger) => {
@@ -136,6 +144,7 @@ impl World<'_> {
         let feed = armed.then(|| {
             let orders = Orders {
                 timeout: timing.watchdog.as_secs() as u32,
+                restraint,
                 period: timing.feed(),
                 shortened: SHORT_TIMEOUTS.map(|seconds| (seconds, Duration::from_secs(seconds.into()))),
                 last_resort: setup.last_resort.then(|| timing.watchdog + timing.margin),
@@ -151,6 +160,8 @@ impl World<'_> {
             disarm: DisarmOrder::default(),
             report,
             feed,
+            timing,
+            restraint,
             clients: (0..self.setup.endpoints).map(|_| client()).collect(),
             exchanges: 0,
             failures: BTreeMap::new(),
@@ -163,7 +174,7 @@ impl World<'_> {
             tick_at: BootTime::NEVER,
             ticks_at: BootTime::NEVER,
             looks: false,
-            told: (FeedState::Waiting, 0),
+            told: (FeedState::Waiting, 0, 0),
             stopped: false,
             missed: Vec::new(),
         });
@@ -359,7 +370,7 @@ impl World<'_> {
         let device = machine.board.device.borrow();
         let unkept = device.open && !device.kept && self.setup.hosts[host.0].fd_store;
         drop(device);
-        let news = unkept || (process.report.state(), process.report.errno()) != process.told;
+        let news = unkept || (process.report.state(), process.report.errno(), process.report.timeout()) != process.told;
         if news && !std::mem::replace(&mut process.looks, true) {
             let number = process.number;
             self.after(LOOK, Happening::Look(host, number));
@@ -367,13 +378,13 @@ impl World<'_> {
     }
 
     pub fn look(&mut self, host: HostIx, number: u32) {
-        let timing = self.setup.timing;
         let Some(process) = self.process(host, number, || Happening::Look(host, number)) else { return };
         process.looks = false;
-        let now = (process.report.state(), process.report.errno());
+        let now = (process.report.state(), process.report.errno(), process.report.timeout());
         let changed = now != process.told;
         process.told = now;
-        let timeout = process.report.timeout();
+        let timing = process.timing;
+        let timeout = promised_timeout(now.2, process.restraint, &timing);
         let mut device = self.hosts[host.0].board.device.borrow_mut();
         device.kept = device.open && self.setup.hosts[host.0].fd_store;
         drop(device);
@@ -406,8 +417,8 @@ impl World<'_> {
 
     pub fn end_scan(&mut self, host: HostIx, number: u32, began: BootTime) {
         let halfway = self.noise.one_in(host, 2);
-        let interval = SCAN_INTERVAL.min(self.setup.timing.renew);
         let Some(process) = self.process(host, number, || Happening::Scanned(host, number, began)) else { return };
+        let interval = SCAN_INTERVAL.min(process.timing.renew);
         process.scanning = false;
         let again = std::mem::take(&mut process.scan_again);
         let dead_daemons = std::mem::take(&mut process.dead_daemons);

@@ -13,6 +13,7 @@ use crate::lease::event::HookOp;
 use crate::lease::id::{BootId, ProcessKey};
 use crate::lease::ledger::Ledger;
 use crate::lease::time::BootTime;
+use crate::lease::timing::Timing;
 use crate::protocol::Machine;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -50,6 +51,8 @@ pub(super) struct Host {
     /// Guard processes so far, over all boots.
     pub processes: u32,
     pub guard: Option<GuardProcess>,
+    /// As it is configured, for its guard's next start.
+    pub timing: Timing,
     /// The ledger as it lies in /run.
     pub ledger: Option<Ledger>,
     /// A guard has run in this boot.
@@ -88,6 +91,7 @@ impl Host {
             deferred: Vec::new(),
             processes: 0,
             guard: None,
+            timing: setup.timing,
             ledger: None,
             guarded: false,
             die_after_ledger: false,

@@ -189,7 +189,13 @@ impl Draft {
         let (host, domain) = (self.a_host(), self.a_domain());
         let once = |verb| (Self::phrase(verb, Some(host), Some(domain)), None);
         let authority = |verb, undo| (Self::phrase(verb, None, None), Some(Self::phrase(undo, None, None)));
-        match self.random.below(54) {
+        let configured = |verb, span| {
+            let what = Phrase { span, ..Self::phrase(verb, Some(host), None) };
+            (what, Some(Self::phrase(RestartGuard, Some(host), None)))
+        };
+        match self.random.below(56) {
+            54 => configured(SetWatchdog, Duration::from_secs(1 + self.random.below(9))),
+            55 => configured(SetTtl, Duration::from_secs(4 + self.random.below(6))),
             0..=7 | 48.. => once(Move),
             8..=10 => once(Grant),
             11 => (Self::phrase(Revoke, None, Some(domain)), None),

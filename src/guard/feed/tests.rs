@@ -2,6 +2,7 @@
 //! late, and every open, set timeout and close feeds it.
 
 mod fencing;
+mod retiming;
 
 use super::*;
 use crate::lease::gone::AllGone;
@@ -106,6 +107,17 @@ impl Watchdog for Model {
         Ok(seconds)
     }
 
+    fn set_timeout(&mut self, seconds: u32) -> io::Result<u32> {
+        let driver = self.0.borrow().driver;
+        if !driver.settable {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        }
+        let seconds = seconds.clamp(driver.clamp.0, driver.clamp.1);
+        self.0.borrow_mut().timeout = Duration::from_secs(seconds.into());
+        self.hit();
+        Ok(seconds)
+    }
+
     fn feed(&mut self) -> io::Result<()> {
         if self.0.borrow().broken {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
@@ -144,7 +156,7 @@ impl Watchdog for Model {
 
 fn orders(last_resort: Option<Duration>) -> Orders {
     let shortened = SHORT_TIMEOUTS.map(|seconds| (seconds, Duration::from_secs(seconds.into())));
-    Orders { timeout: 10, period: P, shortened, last_resort }
+    Orders { timeout: 10, restraint: None, period: P, shortened, last_resort }
 }
 
 fn report_of(keeper: Keeper) -> FeedReport {

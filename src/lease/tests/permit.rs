@@ -96,12 +96,15 @@ fn a_bound_outlives_the_guard_that_promised_it_but_not_its_timeline() {
     node.step(Event::Watchdog { bound: Some(bound) });
     let bytes = node.guard.ledger().to_bytes();
     let Recovered::Restored(ledger) = Ledger::recover(&bytes, BOOT) else { panic!("it is of this boot") };
-    assert_eq!(ledger.promised(&policy().timing), Some(bound));
-    let slower = Timing { ttl: Duration::from_secs(16), ..policy().timing };
-    assert_eq!(ledger.promised(&slower), None);
+    let (promise, timing) = (ledger.promise.unwrap(), policy().timing);
+    let needs = timing.watchdog;
+    assert_eq!(promise.still_holds(&timing, false, needs), Some(bound));
+    let slower = Timing { ttl: Duration::from_secs(16), ..timing };
+    assert_eq!(promise.still_holds(&slower, false, needs), None);
+    assert_eq!(promise.still_holds(&timing, false, needs * 2), None, "another device, that needs longer");
     // What the device turned out not to be good for is promised by nobody any more.
     node.step(Event::Watchdog { bound: None });
-    assert_eq!(node.guard.ledger().promised(&policy().timing), None);
+    assert_eq!(node.guard.ledger().promise, None);
 }
 
 /// Struck and alive: WEB runs under a lease of 1010, is denied at 1011 and killed at 1013.

@@ -19,7 +19,8 @@ impl World {
         };
         let mut policy = self.policy();
         if let Memory::Restored(ledger) = &memory {
-            policy.bound = ledger.promised(&policy.timing);
+            policy.bound =
+                ledger.promise.and_then(|p| p.still_holds(&policy.timing, self.case.0.strict, policy.timing.watchdog));
         }
         let incarnation = Incarnation::from_bytes([self.incarnation; 16]);
         self.guard = Some(Guard::new(policy, incarnation, memory).awaiting_watchdog());
