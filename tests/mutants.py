@@ -34,7 +34,7 @@ TABLE = [
     ("a lost ledger permits feeding", "State", "src/lease/guard.rs", "        if self.amnesia.is_some() {\n            return BootTime::ZERO;\n        }\n", ""),
     ("a lost ledger gives receipts", "State", "src/lease/questions.rs", "if self.amnesia.is_some() {", "if false {"),
     ("a lost ledger admits", "State", "src/lease/hooks.rs", "if self.amnesia.is_some() && call.op.admits() {", "if false {"),
-    ("a lost ledger is good without a later scan", "State", "src/lease/guard.rs", "&& scan.began > asked\n", "\n"),
+    ("a lost ledger is good without a later scan", "State", "src/lease/guard.rs", "&& scan.began > told\n", "\n"),
     ("a receipt with a process alive", "7", "src/lease/ledger.rs", "let alive = self.copies.iter().any(|copy| over(copy.epoch))\n            ||", "let alive ="),
     ("a receipt with an admission open", "8", "src/lease/ledger.rs", "            || self.admission.as_ref().is_some_and(|admission| over(Some(admission.epoch)));", ";"),
     ("a receipt without a scan since the denial", "7", "src/lease/ledger.rs", "!alive && scanned > seal.at && ", "!alive && "),

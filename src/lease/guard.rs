@@ -63,7 +63,7 @@ pub struct Guard {
 pub(super) enum Amnesia {
     /// Nothing is known.
     Fresh,
-    /// libvirt had no start in flight at this instant.
+    /// libvirt has said that it has no start in flight; heard at this instant.
     QuietSince(BootTime),
 }
 
@@ -163,7 +163,7 @@ impl Guard {
                 self.ledger.promise = bound.map(|bound| Promise::new(bound, &self.policy.timing));
             }
             Event::Drain(wanted) => self.drain(now, wanted),
-            Event::StartsInFlight { asked, domains } => self.starts_in_flight(asked, &domains),
+            Event::StartsInFlight { asked, domains } => self.starts_in_flight(now, asked, &domains),
         }
         self.give_up_overdue_questions(now);
         for (&id, entry) in &mut self.ledger.domains {
@@ -247,8 +247,8 @@ impl Guard {
                 entry.admission = None;
             }
         }
-        if let Some(Amnesia::QuietSince(asked)) = self.amnesia
-            && scan.began > asked
+        if let Some(Amnesia::QuietSince(told)) = self.amnesia
+            && scan.began > told
         {
             self.amnesia = None;
             self.tell(
@@ -316,18 +316,20 @@ impl Guard {
         }
     }
 
-    fn starts_in_flight(&mut self, asked: BootTime, domains: &[DomainId]) {
+    /// rule 8: what was let through before libvirt was `asked` and is not in flight now has failed, or has become a process
+    /// at any instant up to now: only a scan begun after now can say which.
+    fn starts_in_flight(&mut self, now: BootTime, asked: BootTime, domains: &[DomainId]) {
         for (id, entry) in &mut self.ledger.domains {
             if let Some(open) = &mut entry.admission
                 && open.since < asked
                 && !domains.contains(id)
             {
-                open.over = open.over.max(Some(asked));
+                open.over = open.over.max(Some(now));
                 self.scan_due = true;
             }
         }
         if self.amnesia == Some(Amnesia::Fresh) && domains.is_empty() {
-            self.amnesia = Some(Amnesia::QuietSince(asked));
+            self.amnesia = Some(Amnesia::QuietSince(now));
             self.scan_due = true;
         }
     }

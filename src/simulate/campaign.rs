@@ -2,7 +2,7 @@
 
 use super::random::draw;
 use super::report::Report;
-use super::script::Script;
+use super::script::{Script, Verb};
 use super::shrink::{settle, shrink};
 use super::try_out;
 use crate::protocol::Proof;
@@ -23,7 +23,8 @@ pub struct Figures {
     pub resets: usize,
     /// Revoked copies known to be gone by receipt, bound, reboot, or otherwise.
     pub by: [u64; 4],
-    /// From a revocation to safe, in milliseconds, where a bound covered it and the authority was there all the time.
+    /// From a revocation to safe, in milliseconds, where one bound covered it and the authority was there all the
+    /// time.
     pub waits: Vec<f64>,
     /// What was left of the bound when the old copy's last process had ended, in milliseconds.
     pub left: Vec<f64>,
@@ -65,7 +66,7 @@ pub fn run(first: u64, schedules: u64) -> (Figures, Option<Broken>) {
             }
             let script = draw(seed);
             match outcome(&script) {
-                Ok(report) if report.violations.is_empty() => figures.add(&report),
+                Ok(report) if report.violations.is_empty() => figures.add(&script, &report),
                 other => {
                     next.store(end, Ordering::Relaxed);
                     return (figures, Some(broken(seed, &script, &other)));
@@ -109,12 +110,14 @@ fn broken(seed: u64, script: &Script, outcome: &Result<Report, String>) -> Broke
 }
 
 impl Figures {
-    fn add(&mut self, report: &Report) {
+    fn add(&mut self, script: &Script, report: &Report) {
         self.schedules += 1;
         self.moved += u64::from(report.ran_on[0] > 1);
         self.kills += report.kills;
         self.resets += report.resets;
-        for one in report.revoked.iter().filter(|one| !one.authority_away) {
+        // Where a larger bound was configured midway there is not one bound to compare with.
+        let one_bound = !script.steps.iter().any(|step| matches!(step.what.verb, Verb::SetWatchdog | Verb::SetTtl));
+        for one in report.revoked.iter().filter(|one| one_bound && !one.authority_away) {
             let (Some(safe), Some(bound)) = (one.safe_at_ms, one.bound_at_ms) else { continue };
             let way = match one.proof {
                 Some(Proof::Receipt) => 0,

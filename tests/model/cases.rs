@@ -17,6 +17,14 @@ const TIMING: Timing = Timing {
 /// Clocks that differ as much as any may, which takes a margin.
 const DRIFTING: Timing = Timing { drift_ppm: 100_000, margin: Duration::from_millis(1000), ..TIMING };
 
+/// Everything is raised; the other way round, lowered.
+const RAISED: Timing = Timing {
+    ttl: Duration::from_secs(5),
+    watchdog: Duration::from_secs(4),
+    margin: Duration::from_millis(1),
+    ..TIMING
+};
+
 const NONE: Budget = Budget {
     guard_dies: 0,
     guard_hangs: 0,
@@ -32,6 +40,7 @@ const NONE: Budget = Budget {
     feed_stops: 0,
     late: 0,
     cuts: 0,
+    retimes: 0,
 };
 
 const fn case(name: &'static str, budget: Budget) -> Case {
@@ -40,6 +49,7 @@ const fn case(name: &'static str, budget: Budget) -> Case {
         budget,
         keeper: Keeper::FdStore,
         timing: TIMING,
+        other: TIMING,
         strict: false,
         lapse: Lapse::Kill,
         unkillable: Unkillable::Reset,
@@ -64,6 +74,25 @@ pub const CASES: &[Case] = &[
     Case {
         keeper: Keeper::Nobody,
         ..cut("cut off, the guard dies, and nobody keeps its device", Budget { guard_dies: 1, ..NONE })
+    },
+    Case {
+        other: RAISED,
+        keeper: Keeper::Nobody,
+        ..cut(
+            "cut off, and the guard is restarted with a larger ttl and W",
+            Budget { guard_dies: 1, retimes: 1, ..NONE },
+        )
+    },
+    Case { other: RAISED, ..cut("the same, and the device is kept", Budget { guard_dies: 2, retimes: 2, ..NONE }) },
+    Case {
+        timing: RAISED,
+        other: TIMING,
+        keeper: Keeper::Nobody,
+        horizon: 16,
+        ..cut(
+            "cut off, and the guard is restarted with a smaller ttl and W",
+            Budget { guard_dies: 1, retimes: 1, ..NONE },
+        )
     },
     cut("cut off, and the guard hangs", Budget { guard_hangs: 1, guard_dies: 1, ..NONE }),
     Case {

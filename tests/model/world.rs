@@ -14,6 +14,7 @@ use leasehold::lease::guard::{Guard, Memory};
 use leasehold::lease::id::*;
 use leasehold::lease::ledger::{Ledger, Recovered};
 use leasehold::lease::policy::{Lapse, Policy, Unkillable};
+use leasehold::lease::promise::Restraint;
 use leasehold::lease::time::BootTime;
 use leasehold::lease::timing::{Timing, Watchdog};
 use leasehold::protocol::*;
@@ -45,6 +46,8 @@ pub struct Budget {
     pub late: u8,
     /// In a prompt network: from now on nothing arrives.
     pub cuts: u8,
+    /// While no guard runs, the other timing of the case is configured.
+    pub retimes: u8,
 }
 
 /// Who keeps the device open when the guard dies.
@@ -61,6 +64,8 @@ pub struct Case {
     pub budget: Budget,
     pub keeper: Keeper,
     pub timing: Timing,
+    /// What may be configured instead.
+    pub other: Timing,
     /// The bound that the node states counts with the double faults of rule 5.
     pub strict: bool,
     pub lapse: Lapse,
@@ -98,6 +103,7 @@ pub enum Step {
     GuardDies,
     GuardDiesInTurn { written: bool },
     GuardStarts { ledger: bool },
+    Retimed,
     GuardHangs,
     CoreHangs,
     Cut,
@@ -134,8 +140,8 @@ enum Starting {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Device {
     Closed,
-    /// The last feed took effect then, on the node's clock.
-    Fed(BootTime),
+    /// The last feed took effect then, on the node's clock, and this is its timeout.
+    Fed(BootTime, Duration),
 }
 
 #[derive(Clone, Hash)]
@@ -151,6 +157,9 @@ pub struct World {
     boot: u8,
     incarnation: u8,
     guard: Option<Guard>,
+    /// As it is configured.
+    timing: Timing,
+    restraint: Option<Restraint>,
     /// A guard ran in this boot.
     guarded: bool,
     pub hang: Hang,
@@ -176,8 +185,8 @@ pub struct World {
     pub belated: bool,
     questions: Vec<RenewRequest>,
     answers: Vec<RenewAnswer>,
-    /// When the last answer was issued that could have renewed the domain on `a`.
-    renewed: Option<BootTime>,
+    /// The end of the bound of every answer that could have renewed the domain on `a`.
+    bound_ends: BootTime,
     /// The guard is killed in its next turn: before its ledger is written, or after it and before what relies on it.
     dies_in_turn: Option<bool>,
     /// What a step has broken.
@@ -206,6 +215,8 @@ impl World {
             boot: 0,
             incarnation: 0,
             guard: None,
+            timing: case.timing,
+            restraint: None,
             guarded: false,
             hang: Hang::No,
             ledger: None,
@@ -225,7 +236,7 @@ impl World {
             belated: false,
             questions: vec![],
             answers: vec![],
-            renewed: None,
+            bound_ends: BootTime::NEVER,
             dies_in_turn: None,
             broken: None,
         };
@@ -252,18 +263,13 @@ impl World {
     }
 
     fn policy(&self) -> Policy {
-        let Case { timing, lapse, unkillable, .. } = *self.case.0;
+        let Case { lapse, unkillable, .. } = *self.case.0;
+        let timing = self.timing;
         Policy { node: node("a"), observe: false, timing, rules: vec![], lapse, unkillable, bound: None }
     }
 
     fn bound(&self) -> Duration {
-        let timing = &self.case.0.timing;
-        let bound = if self.case.0.strict {
-            timing.bound_if_feed_stops(Watchdog::Armed)
-        } else {
-            timing.bound(Watchdog::Armed)
-        };
-        bound.expect("it is armed")
+        self.timing.promises(Watchdog::Armed, self.case.0.strict).expect("it is armed")
     }
 
     fn boot_id(&self) -> BootId {
@@ -310,11 +316,13 @@ impl World {
     fn question(&mut self, at: usize, again: bool) {
         let request = if again { self.questions[at].clone() } else { self.questions.remove(at) };
         self.belated |= request.boot_id != self.boot_id();
+        let bound = request.bound_ms.map_or(self.bound(), Duration::from_millis);
         let answer = self.operate(|book, now| book.renew(now, &node("a"), request));
         let Some(Ok(answer)) = answer else { return };
         let allows = |claim: &ClaimEntry| claim.domain == DOMAIN && claim.claim != ClaimKind::Deny;
         if answer.claims.domains.iter().flatten().any(allows) && answer.ttl_ms > 0 {
-            self.renewed = Some(self.now);
+            let ends = self.now + bound;
+            self.bound_ends = if self.bound_ends == BootTime::NEVER { ends } else { self.bound_ends.max(ends) };
         }
         push(&mut self.answers, answer);
     }
@@ -397,7 +405,7 @@ impl World {
         if self.alive() > 1 {
             self.broken = Some("two copies on a".to_owned());
         }
-        if self.case.0.bounded && self.alive() > 0 && self.renewed.is_some_and(|at| self.now > at + self.bound()) {
+        if self.case.0.bounded && self.alive() > 0 && self.now > self.bound_ends {
             self.broken =
                 Some("the bound is broken: it lives longer after the last answer that could renew it".to_owned());
         }

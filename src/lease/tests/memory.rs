@@ -49,7 +49,10 @@ fn a_guard_without_memory_permits_admits_and_receipts_nothing_until_libvirt_is_q
     let asked = node.now;
     assert_eq!(node.verdict_after(Event::StartsInFlight { asked, domains: vec![DB] }), None, "one is in flight");
     let asked = node.now;
+    node.at(1000.2);
     assert_eq!(node.verdict_after(Event::StartsInFlight { asked, domains: vec![] }), None, "no scan since");
+    let early = Scan { began: asked + Duration::from_millis(5), copies: vec![], dead_daemons: vec![] };
+    assert_eq!(node.verdict_after(Event::Scanned(early)), None, "it had begun before libvirt answered");
     let actions = node.scan(&[]);
     assert_eq!(verdict(&actions, HookId(node.hooks)), Some(Verdict::Allow));
     assert!(node.guard.permit() > node.now);

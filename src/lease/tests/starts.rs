@@ -139,6 +139,23 @@ fn a_start_that_shows_no_process_for_long_is_asked_about_and_closed_by_libvirts_
 }
 
 #[test]
+fn what_libvirt_executed_while_it_was_asked_is_in_no_scan_that_had_begun_before_it_answered() {
+    let mut node = Node::leased(1010.0);
+    node.hook(WEB, HookOp::Prepare);
+    node.hook(WEB, HookOp::Start);
+    node.run_dry(1035.0);
+    let asked = node.now;
+    // The start that was in flight when the question was sent becomes a QEMU before libvirt answers.
+    let early = Scan { began: asked + Duration::from_millis(5), copies: vec![], dead_daemons: vec![] };
+    node.at(1035.1);
+    node.step(Event::StartsInFlight { asked, domains: vec![] });
+    node.step(Event::Scanned(early));
+    assert!(node.guard.ledger().domains[&WEB].admission.is_some(), "it had begun before QEMU was there");
+    node.scan(&[]);
+    assert!(node.guard.ledger().domains[&WEB].admission.is_none());
+}
+
+#[test]
 fn a_start_that_an_earlier_guard_let_through_is_asked_about_at_once_for_its_release_may_have_been_missed() {
     let mut node = Node::leased(1010.0);
     node.hook(WEB, HookOp::Prepare);

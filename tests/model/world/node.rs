@@ -18,9 +18,12 @@ impl World {
             None => Memory::First(boot),
         };
         let mut policy = self.policy();
+        self.restraint = None;
         if let Memory::Restored(ledger) = &memory {
-            policy.bound =
-                ledger.promise.and_then(|p| p.still_holds(&policy.timing, self.case.0.strict, policy.timing.watchdog));
+            let (timing, strict) = (&self.timing, self.case.0.strict);
+            policy.bound = ledger.promise.and_then(|promise| promise.still_holds(timing, strict, timing.watchdog));
+            let needs = |seconds: u32| Duration::from_secs(seconds.into());
+            self.restraint = ledger.counted.restrain(self.clock(self.now), timing, strict, needs);
         }
         let incarnation = Incarnation::from_bytes([self.incarnation; 16]);
         self.guard = Some(Guard::new(policy, incarnation, memory).awaiting_watchdog());
@@ -104,8 +107,8 @@ impl World {
             machine: Machine { hardware: "hw".into(), key: "key".into() },
             // Two guard processes never ask within one millisecond: starting takes longer.
             uptime_ms: question.sent.as_nanos() / 1_000_000 + u64::from(self.incarnation),
-            ttl_ms: self.case.0.timing.ttl.as_millis() as u64,
-            bound_ms: question.bound.map(|_| self.bound().as_nanos().div_ceil(1_000_000) as u64),
+            ttl_ms: self.timing.ttl.as_millis() as u64,
+            bound_ms: question.bound.map(|bound| bound.as_nanos().div_ceil(1_000_000) as u64),
             mode: Mode::Enforce,
             list: QuestionList {
                 digest: question.number.0.to_string(),
@@ -178,27 +181,34 @@ impl World {
     pub(super) fn feed(&mut self) {
         let (was, now) = (self.clock(self.now - TICK), self.clock(self.now));
         let Some(permit) = self.guard.as_ref().map(Guard::permit).filter(|_| self.feeds()) else { return };
-        let latest = permit.min(now) + self.case.0.timing.feed();
+        let latest = permit.min(now) + self.timing.feed();
         if permit > was {
-            self.fed(latest);
+            self.fed(was, latest);
             self.abandoned = false;
         } else if self.case.0.keeper == Keeper::Nobody && !self.abandoned && self.device != Device::Closed {
             self.abandoned = true;
         }
     }
 
-    pub(super) fn fed(&mut self, at: BootTime) {
+    /// By a thread that looked at the clock at `began`: the device is armed, or set to the timeout that is allowed by then.
+    pub(super) fn fed(&mut self, began: BootTime, at: BootTime) {
+        let restraint = self.restraint.filter(|restraint| began < restraint.until);
+        let timeout = restraint.map_or(self.timing.watchdog, |restraint| Duration::from_secs(restraint.timeout.into()));
         self.device = match self.device {
-            Device::Fed(before) => Device::Fed(before.max(at)),
-            Device::Closed => Device::Fed(at),
+            Device::Closed if timeout.is_zero() => Device::Closed,
+            Device::Fed(before, timeout_before) if timeout.is_zero() => Device::Fed(before, timeout_before),
+            Device::Fed(before, _) => Device::Fed(before.max(at), timeout),
+            Device::Closed => Device::Fed(at, timeout),
         };
     }
 
     /// rule 5: what a dying guard has open is closed, and the close is a feed.
     pub(super) fn close(&mut self) {
-        if self.case.0.keeper == Keeper::Nobody && !self.abandoned && self.device != Device::Closed {
-            let now = self.clock(self.now);
-            self.fed(now);
+        if let Device::Fed(before, timeout) = self.device
+            && self.case.0.keeper == Keeper::Nobody
+            && !self.abandoned
+        {
+            self.device = Device::Fed(before.max(self.clock(self.now)), timeout);
         }
         // It is kept open, or closed now.
         self.abandoned = true;
@@ -206,8 +216,8 @@ impl World {
 
     /// When it resets the machine, on the authority's clock.
     pub(super) fn fires(&self) -> Option<BootTime> {
-        let Device::Fed(at) = self.device else { return None };
-        let due = at + self.case.0.timing.watchdog;
+        let Device::Fed(at, timeout) = self.device else { return None };
+        let due = at + timeout;
         // The inverse of `clock`, rounded up.
         let (own, ppm) = (u128::from(due.as_nanos()), 1_000_000 - self.case.0.slow_ppm as i128);
         let real = (own * 1_000_000).div_ceil(ppm as u128);

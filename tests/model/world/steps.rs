@@ -35,7 +35,7 @@ impl Model for World {
         if !moving || world.belated {
             return Ok(());
         }
-        let longest = (world.bound().as_secs() + world.case.0.timing.ttl.as_secs() + LONGEST_WAY + 8) as usize;
+        let longest = (world.bound().as_secs() + world.timing.ttl.as_secs() + LONGEST_WAY + 8) as usize;
         for _ in 0..longest {
             world.heal();
             world.check();
@@ -128,6 +128,9 @@ impl World {
                 if self.left.ledger_lost > 0 && self.ledger.is_some() {
                     steps.push(Step::GuardStarts { ledger: false });
                 }
+                if self.left.retimes > 0 {
+                    steps.push(Step::Retimed);
+                }
             }
             _ => {}
         }
@@ -219,6 +222,11 @@ impl World {
                 self.left.ledger_lost -= u8::from(!ledger);
                 self.start_guard(ledger);
             }
+            Step::Retimed => {
+                self.left.retimes -= 1;
+                let Case { timing, other, .. } = *self.case.0;
+                self.timing = if self.timing == timing { other } else { timing };
+            }
             Step::GuardHangs => {
                 self.left.guard_hangs -= 1;
                 self.hang = Hang::All;
@@ -238,7 +246,7 @@ impl World {
             }
             Step::FeedGoesOn => {
                 let now = self.clock(self.now);
-                self.fed(now);
+                self.fed(now, now);
                 self.feed_stopped = false;
             }
         }
