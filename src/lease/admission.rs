@@ -5,6 +5,12 @@ use super::id::{DomainId, NodeId};
 use super::ledger::{Admission, Entry, Lease, Right, Stage, denial, label};
 use super::policy::Policy;
 use super::time::BootTime;
+use std::time::Duration;
+
+/// How long a `migrate` speaks for the `prepare` that follows it: libvirt 9 takes 7 ms from one to the other
+/// (qemuMigrationDstPrepareFresh). A migration that fails in between fires no hook, and an offline one has no `prepare`: a
+/// `prepare` that comes later is a plain start.
+pub const MIGRATE_TO_PREPARE: Duration = Duration::from_secs(5);
 
 /// What the ledger says to a hook.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -79,8 +85,10 @@ fn gate(entry: &Entry, call: &HookCall, now: BootTime, policy: &Policy, stage: S
         Ok(lease) => lease,
         Err(no) => return no,
     };
-    let migrating = stage == Stage::Migrating
-        || entry.admission.as_ref().is_some_and(|a| a.stage == Stage::Migrating && a.daemon == call.daemon);
+    let announced = |open: &Admission| {
+        open.stage == Stage::Migrating && open.daemon == call.daemon && now.since(open.since) < MIGRATE_TO_PREPARE
+    };
+    let migrating = stage == Stage::Migrating || entry.admission.as_ref().is_some_and(announced);
     if lease.right == Right::Incoming && !migrating {
         return Decision::NeedsAnswer(format!(
             "no lease for domain {who}: node {} may only receive it by live migration (epoch {}) until the controller says `moved`",

@@ -5,6 +5,7 @@
 //! [`Turn::ledger_changed`] is set, `Ask` and `Reply` may leave only after the ledger is written; `Kill` and
 //! `Destroy` never wait for anything (rule 6).
 
+use super::admission::MIGRATE_TO_PREPARE;
 use super::alarm::{Told, victim};
 use super::event::{Action, CopyState, Event, HookCall, Notice, Scan, SeenCopy, Severity};
 use super::fence::What;
@@ -103,7 +104,13 @@ impl Guard {
     pub fn new(policy: Policy, incarnation: Incarnation, memory: Memory) -> Guard {
         let amnesia = matches!(memory, Memory::Lost(_)).then_some(Amnesia::Fresh);
         let ledger = match memory {
-            Memory::Restored(ledger) => ledger,
+            Memory::Restored(mut ledger) => {
+                for entry in ledger.domains.values_mut() {
+                    // rule 8: nothing can have executed, and the `release` that ended it may have found no guard
+                    entry.admission.take_if(|open| open.stage == Stage::Migrating);
+                }
+                ledger
+            }
             Memory::First(boot) | Memory::Lost(boot) => Ledger::new(boot),
         };
         Guard {
@@ -169,6 +176,10 @@ impl Guard {
         for (&id, entry) in &mut self.ledger.domains {
             entry.held_on_lapse = self.policy.lapse_of(id, &entry.name) == Lapse::Hold;
             entry.hold_known &= entry.held_on_lapse;
+            // rule 8: nothing can have executed
+            entry
+                .admission
+                .take_if(|open| open.stage == Stage::Migrating && now.since(open.since) >= MIGRATE_TO_PREPARE);
         }
         self.hear_silence(now);
         self.enforce(now);

@@ -198,6 +198,36 @@ fn an_incoming_claim_admits_a_migration_and_not_a_plain_start() {
     }
 }
 
+/// `migrate` was let through, and nothing came of it that any hook told of.
+fn announced() -> Node {
+    let mut node = Node::new();
+    node.step(Event::Hinted(vec![WEB]));
+    node.answer(&[claim(WEB, ClaimKind::Incoming, 3)]);
+    assert_eq!(node.hook(WEB, HookOp::Migrate), Some(Verdict::Allow));
+    node
+}
+
+#[test]
+fn a_migrate_speaks_for_the_prepare_that_follows_at_once_and_for_no_later_one() {
+    let mut node = announced();
+    node.at(1004.0);
+    assert_eq!(node.hook(WEB, HookOp::Prepare), Some(Verdict::Allow));
+    let mut node = announced();
+    node.at(1003.0);
+    node.answer(&[claim(WEB, ClaimKind::Incoming, 3)]);
+    node.at(1005.5);
+    assert_eq!(node.hook(WEB, HookOp::Prepare), None, "a plain start, which waits for an answer that allows it");
+    assert!(node.guard.ledger().domains[&WEB].admission.is_none());
+}
+
+#[test]
+fn a_migrate_does_not_outlive_the_guard_that_heard_it_for_its_release_may_have_been_missed() {
+    let node = announced();
+    let Recovered::Restored(ledger) = Ledger::recover(&node.guard.ledger().to_bytes(), BOOT) else { panic!() };
+    let mut next = Node::with(policy(), Memory::Restored(ledger));
+    assert_eq!(next.hook(WEB, HookOp::Prepare), None, "a plain start, which waits for an answer that allows it");
+}
+
 #[test]
 fn a_hold_runs_on_and_starts_nothing() {
     let mut node = Node::running(1010.0);
