@@ -41,6 +41,9 @@ const NONE: Budget = Budget {
     late: 0,
     cuts: 0,
     retimes: 0,
+    clones: 0,
+    migrations: 0,
+    sleeps: 0,
 };
 
 const fn case(name: &'static str, budget: Budget) -> Case {
@@ -58,6 +61,7 @@ const fn case(name: &'static str, budget: Budget) -> Case {
         runs: true,
         prompt: false,
         healthy: false,
+        arrives: false,
         horizon: 12,
     }
 }
@@ -183,6 +187,20 @@ pub const CASES: &[Case] = &[
         slow_ppm: -100_000,
         ..case("a clock that is fast", Budget { moves: 1, guest_exits: 1, starts: 1, ..NONE })
     },
+    case("two machines with one name", Budget { moves: 1, clones: 2, starts: 1, guest_exits: 1, ..NONE }),
+    cut("cut off, and a machine with its name asks", Budget { clones: 2, ..NONE }),
+    case("migrated away", Budget { migrations: 2, guest_exits: 1, starts: 1, ..NONE }),
+    cut("migrated away and cut off, and the guard dies", Budget { migrations: 1, guard_dies: 1, moves: 0, ..NONE }),
+    Case {
+        arrives: true,
+        runs: false,
+        ..case("it arrives by migration", Budget { migrations: 2, starts: 2, guest_exits: 1, ..NONE })
+    },
+    Case {
+        arrives: true,
+        runs: false,
+        ..cut("it arrives by migration, and the guard dies", Budget { migrations: 1, starts: 2, guard_dies: 1, ..NONE })
+    },
     Case {
         healthy: true,
         horizon: 30,
@@ -205,6 +223,7 @@ pub const MUST_FAIL: &[Case] = &[
             Budget { guard_hangs: 1, guard_dies: 1, ..NONE },
         )
     },
+    Case { strict: true, ..cut("a host that sleeps, and a bound is claimed", Budget { sleeps: 1, ..NONE }) },
     // So that the authority's clock in an answer does not show it yet.
     Case { slow_ppm: 200_000, ..cut("a clock that is slower than the drift allowed", NONE) },
 ];

@@ -72,7 +72,8 @@ pub fn search<M: Model>(initial: &M, most: u64) -> Found<M::Step> {
         let mut next = state.clone();
         taken.push(step);
         let mut held = next.take(step);
-        if held.is_ok() && !seen.insert(fingerprint(&next)) {
+        let print = fingerprint(&next);
+        if held.is_ok() && !seen.insert(print) {
             taken.pop();
             continue;
         }
@@ -89,7 +90,10 @@ pub fn search<M: Model>(initial: &M, most: u64) -> Found<M::Step> {
             found.complete = false;
             break;
         }
-        let steps = next.steps();
+        let mut steps = next.steps();
+        // What is visited before the limit is no one kind of step: in each state another one comes first.
+        let turn = print as usize % steps.len().max(1);
+        steps.rotate_left(turn);
         path.push((next, steps));
     }
     found.took = began.elapsed();

@@ -48,6 +48,12 @@ pub struct Budget {
     pub cuts: u8,
     /// While no guard runs, the other timing of the case is configured.
     pub retimes: u8,
+    /// A machine made from the disk of `a` asks as the node `a`.
+    pub clones: u8,
+    /// A live migration is opened, from `a` or to it.
+    pub migrations: u8,
+    /// The node sleeps; its device stands still meanwhile, and is started anew when it wakes.
+    pub sleeps: u8,
 }
 
 /// Who keeps the device open when the guard dies.
@@ -80,6 +86,8 @@ pub struct Case {
     pub prompt: bool,
     /// Contact is unbroken: messages come at once, the guard is back at once, scans are made.
     pub healthy: bool,
+    /// At the beginning `b` has it, and `a` is to receive it.
+    pub arrives: bool,
     /// Ticks after the beginning.
     pub horizon: u8,
 }
@@ -104,6 +112,14 @@ pub enum Step {
     GuardDiesInTurn { written: bool },
     GuardStarts { ledger: bool },
     Retimed,
+    CloneAsks,
+    OpenToB,
+    OpenToA,
+    Moved,
+    Aborted,
+    Migrate,
+    Sleeps,
+    Wakes,
     GuardHangs,
     CoreHangs,
     Cut,
@@ -125,6 +141,8 @@ pub struct Process {
     key: ProcessKey,
     started: BootTime,
     pub alive: bool,
+    /// Its virtual CPUs run: not those of a migration's destination before it is resumed.
+    runs: bool,
     struck: bool,
     told: bool,
 }
@@ -166,6 +184,8 @@ pub struct World {
     ledger: Option<Ledger>,
     pub processes: Vec<Process>,
     starting: Starting,
+    /// What is being started is a migration's destination.
+    receives: bool,
     hooks: u64,
     pids: i32,
     scanned: bool,
@@ -174,6 +194,7 @@ pub struct World {
     abandoned: bool,
     told_armed: bool,
     feed_stopped: bool,
+    asleep: bool,
     // The authority.
     book: Option<Book>,
     pub durable: Durable,
@@ -187,6 +208,8 @@ pub struct World {
     answers: Vec<RenewAnswer>,
     /// The end of the bound of every answer that could have renewed the domain on `a`.
     bound_ends: BootTime,
+    /// Until when the clone may run the domain.
+    clone_until: BootTime,
     /// The guard is killed in its next turn: before its ledger is written, or after it and before what relies on it.
     dies_in_turn: Option<bool>,
     /// What a step has broken.
@@ -222,6 +245,7 @@ impl World {
             ledger: None,
             processes: vec![],
             starting: Starting::No,
+            receives: false,
             hooks: 0,
             pids: 100,
             scanned: false,
@@ -229,6 +253,7 @@ impl World {
             abandoned: false,
             told_armed: false,
             feed_stopped: false,
+            asleep: false,
             book: None,
             durable: Durable::default(),
             authorities: 0,
@@ -237,11 +262,13 @@ impl World {
             questions: vec![],
             answers: vec![],
             bound_ends: BootTime::NEVER,
+            clone_until: BootTime::ZERO,
             dies_in_turn: None,
             broken: None,
         };
         world.start_authority();
-        let request = GrantRequest { node: node("a"), incoming: None, name: None };
+        let owner = node(if case.arrives { "b" } else { "a" });
+        let request = GrantRequest { node: owner, incoming: None, name: None };
         world.operate(|book, now| book.grant(now, DOMAIN, &request));
         world.start_guard(true);
         world.scan();
@@ -286,6 +313,16 @@ impl World {
         self.processes.iter().filter(|process| process.alive).count()
     }
 
+    /// Those that may write now.
+    fn running(&self) -> usize {
+        self.processes.iter().filter(|process| process.alive && process.runs && !self.asleep).count()
+    }
+
+    /// A migration is open.
+    pub fn migrates(&self) -> bool {
+        self.durable.leases.get(&DOMAIN).is_some_and(|lease| lease.incoming.is_some())
+    }
+
     /// Who may start it now, by what is durable.
     pub fn owner(&self) -> Option<&NodeId> {
         self.durable.leases.get(&DOMAIN)?.owner.as_ref().map(|owner| &owner.node)
@@ -311,6 +348,49 @@ impl World {
 
     fn move_to(&mut self, to: &str) {
         self.operate(|book, now| book.move_to(now, DOMAIN, &node(to)));
+    }
+
+    /// libvirt may migrate it: the controller opens that first.
+    fn open(&mut self, from: &str, to: &str) {
+        let request = GrantRequest { node: node(from), incoming: Some(node(to)), name: None };
+        self.operate(|book, now| book.grant(now, DOMAIN, &request));
+    }
+
+    /// A machine made from the disk of `a`, with hardware of its own, runs the domain as soon as it is allowed to.
+    fn clone_asks(&mut self) {
+        let named = NamedDomain {
+            domain: DOMAIN,
+            name: String::new(),
+            epoch: None,
+            state: NamedState::Wanted,
+            held_on_lapse: false,
+        };
+        let list = QuestionList {
+            digest: format!("clone {}", self.left.clones),
+            domains: Some(vec![named]),
+            claims_tag: None,
+        };
+        let request = RenewRequest {
+            incarnation: Incarnation::from_bytes([200; 16]),
+            question: QuestionNumber(u64::from(100 - self.left.clones)),
+            boot_id: BootId::from_bytes([200; 16]),
+            machine: Machine { hardware: "another".into(), key: "key".into() },
+            uptime_ms: self.now.as_nanos() / 1_000_000,
+            list,
+            ..self.request(Question {
+                number: QuestionNumber(0),
+                sent: self.now,
+                bound: Some(self.bound()),
+                timeout: TICK,
+                domains: vec![],
+                receipts: vec![],
+            })
+        };
+        let Some(Ok(answer)) = self.operate(|book, now| book.renew(now, &node("a"), request)) else { return };
+        let allowed = |claim: &ClaimEntry| claim.domain == DOMAIN && claim.claim == ClaimKind::Allow;
+        if answer.claims.domains.iter().flatten().any(allowed) {
+            self.clone_until = self.now + Duration::from_millis(answer.ttl_ms);
+        }
     }
 
     fn question(&mut self, at: usize, again: bool) {
@@ -350,10 +430,12 @@ impl World {
     fn pass_a_tick(&mut self) {
         let end = self.now + TICK;
         self.now = end;
-        self.feed();
+        if !self.asleep {
+            self.feed();
+        }
         // What happens between two ticks happens in its order; at the same instant the machine is reset first.
         loop {
-            let fires = self.fires().filter(|&at| at <= end);
+            let fires = self.fires().filter(|&at| at <= end && !self.asleep);
             let wakes = self.book.as_ref().and_then(Book::next_wake).filter(|&at| at <= end);
             match (fires, wakes) {
                 (Some(at), wakes) if wakes.is_none_or(|wakes| at <= wakes) => {
@@ -371,6 +453,9 @@ impl World {
         self.now = end;
         self.ticks += 1;
         self.scanned = false;
+        if self.asleep {
+            return;
+        }
         let armed = self.device != Device::Closed && !self.abandoned;
         if armed && !self.told_armed && self.hang == Hang::No && self.guard.is_some() {
             self.told_armed = true;
@@ -399,13 +484,16 @@ impl World {
 
     fn check(&mut self) {
         let elsewhere = self.owner().is_some_and(|owner| *owner == node("b"));
-        if elsewhere && self.alive() > 0 {
+        if elsewhere && self.running() > 0 {
             self.broken = Some("two copies: b owns it, and it lives on a".to_owned());
+        }
+        if self.now < self.clone_until && (elsewhere || self.running() > 0) {
+            self.broken = Some("two copies: a clone of a may run it".to_owned());
         }
         if self.alive() > 1 {
             self.broken = Some("two copies on a".to_owned());
         }
-        if self.case.0.bounded && self.alive() > 0 && self.now > self.bound_ends {
+        if self.case.0.bounded && self.running() > 0 && self.now > self.bound_ends {
             self.broken =
                 Some("the bound is broken: it lives longer after the last answer that could renew it".to_owned());
         }

@@ -62,6 +62,9 @@ impl World {
     pub(super) fn act(&mut self, action: Action) {
         match action {
             Action::Ask(question) => {
+                if question.bound.is_some() && self.case.0.unkillable == Unkillable::Report {
+                    self.broken = Some("a bound is promised by a host that is not reset".to_owned());
+                }
                 let request = self.request(question);
                 if !self.cut {
                     push(&mut self.questions, request);
@@ -90,11 +93,8 @@ impl World {
                 let domains = if self.starting == Starting::No { vec![] } else { vec![DOMAIN] };
                 self.event(Event::StartsInFlight { asked, domains });
             }
-            Action::Scan { .. }
-            | Action::Destroy { .. }
-            | Action::Resume { .. }
-            | Action::Tell(_)
-            | Action::Mark(_) => {}
+            Action::Resume { .. } => self.processes.iter_mut().for_each(|process| process.runs = true),
+            Action::Scan { .. } | Action::Destroy { .. } | Action::Tell(_) | Action::Mark(_) => {}
         }
     }
 
@@ -127,7 +127,7 @@ impl World {
             name: String::new(),
             process: process.key,
             started: process.started,
-            state: CopyState::Running,
+            state: if process.runs { CopyState::Running } else { CopyState::Paused },
         };
         let copies = self.processes.iter().filter(|process| process.alive).map(seen).collect();
         self.event(Event::Scanned(Scan { began, copies, dead_daemons: vec![] }));
@@ -165,8 +165,9 @@ impl World {
         self.pids += 1;
         let key = ProcessKey { pid: self.pids, started: now.as_nanos() / 10_000_000 };
         self.processes.retain(|process| process.alive || !process.told);
-        self.processes.push(Process { key, started: now, alive: true, struck: false, told: false });
-        self.starting = Starting::No;
+        let runs = !self.receives;
+        self.processes.push(Process { key, started: now, alive: true, runs, struck: false, told: false });
+        (self.starting, self.receives) = (Starting::No, false);
         self.hook(HookOp::Started);
     }
 
@@ -237,7 +238,7 @@ impl World {
         self.hang = Hang::No;
         self.ledger = None;
         self.processes.clear();
-        self.starting = Starting::No;
+        (self.starting, self.receives, self.asleep) = (Starting::No, false, false);
         self.device = Device::Closed;
         self.abandoned = false;
         self.feed_stopped = false;

@@ -16,9 +16,14 @@ impl Model for World {
         if self.may_tick() {
             steps.push(Step::Tick);
         }
-        self.network(&mut steps);
-        self.life(&mut steps);
-        self.faults(&mut steps);
+        if self.asleep {
+            steps.push(Step::Wakes);
+        } else {
+            self.network(&mut steps);
+            self.life(&mut steps);
+            self.faults(&mut steps);
+        }
+        self.controller(&mut steps);
         steps
     }
 
@@ -35,7 +40,9 @@ impl Model for World {
         if !moving || world.belated {
             return Ok(());
         }
-        let longest = (world.bound().as_secs() + world.timing.ttl.as_secs() + LONGEST_WAY + 8) as usize;
+        // Of a healthy node by its receipt, long before time alone would.
+        let by_time = (world.bound().as_secs() + world.timing.ttl.as_secs() + LONGEST_WAY + 8) as usize;
+        let longest = if world.case.0.healthy { 6 } else { by_time };
         for _ in 0..longest {
             world.heal();
             world.check();
@@ -81,14 +88,26 @@ impl World {
         }
     }
 
-    fn life(&self, steps: &mut Vec<Step>) {
-        if self.left.moves > 0 && self.book.is_some() {
-            match self.owner() {
-                Some(owner) if *owner == node("b") => steps.push(Step::MoveToA),
-                Some(_) => steps.push(Step::MoveToB),
-                None => {}
-            }
+    fn controller(&self, steps: &mut Vec<Step>) {
+        if self.book.is_none() {
+            return;
         }
+        let to_b = self.owner().map(|owner| *owner != node("b"));
+        if let (Some(to_b), true) = (to_b, self.left.moves > 0) {
+            steps.push(if to_b { Step::MoveToB } else { Step::MoveToA });
+        }
+        if let (Some(to_b), true, false) = (to_b, self.left.migrations > 0, self.migrates()) {
+            steps.push(if to_b { Step::OpenToB } else { Step::OpenToA });
+        }
+        if self.migrates() {
+            steps.extend([Step::Moved, Step::Aborted]);
+        }
+        if self.left.clones > 0 {
+            steps.push(Step::CloneAsks);
+        }
+    }
+
+    fn life(&self, steps: &mut Vec<Step>) {
         if self.alive() > 0 && self.left.guest_exits > 0 {
             steps.push(Step::Exits);
         }
@@ -106,7 +125,11 @@ impl World {
         match self.starting {
             Starting::No if self.left.starts > 0 && (self.alive() == 0 || self.left.forgets > 0) => {
                 steps.push(Step::Prepare);
+                if self.case.0.arrives {
+                    steps.push(Step::Migrate);
+                }
             }
+            Starting::Let(HookOp::Migrate) => steps.extend([Step::Prepare, Step::GivesUp]),
             Starting::Let(HookOp::Prepare) => steps.extend([Step::Start, Step::GivesUp]),
             Starting::Let(_) => steps.extend([Step::Exec, Step::GivesUp]),
             Starting::Asks(..) if self.guard.is_none() => steps.push(Step::GivesUp),
@@ -154,6 +177,9 @@ impl World {
         if self.left.cuts > 0 {
             steps.push(Step::Cut);
         }
+        if self.left.sleeps > 0 {
+            steps.push(Step::Sleeps);
+        }
         match &self.book {
             Some(_) if self.left.authority_dies > 0 => steps.push(Step::AuthorityDies),
             None => steps.push(Step::AuthorityStarts),
@@ -199,10 +225,34 @@ impl World {
             }
             Step::Proven => self.prove(),
             Step::Scan => self.scan(),
-            Step::Prepare => {
-                self.left.starts -= 1;
-                self.left.forgets -= u8::from(self.alive() > 0);
-                self.hook(HookOp::Prepare);
+            Step::Prepare | Step::Migrate => {
+                if self.starting == Starting::No {
+                    self.left.starts -= 1;
+                    self.left.forgets -= u8::from(self.alive() > 0);
+                    self.receives = step == Step::Migrate;
+                }
+                self.hook(if step == Step::Migrate { HookOp::Migrate } else { HookOp::Prepare });
+            }
+            Step::CloneAsks => {
+                self.left.clones -= 1;
+                self.clone_asks();
+            }
+            Step::OpenToA | Step::OpenToB => {
+                self.left.migrations -= 1;
+                let (from, to) = if step == Step::OpenToA { ("b", "a") } else { ("a", "b") };
+                self.open(from, to);
+            }
+            Step::Moved => drop(self.operate(|book, now| book.moved(now, DOMAIN))),
+            Step::Aborted => drop(self.operate(|book, now| book.abort(now, DOMAIN))),
+            Step::Sleeps => {
+                self.left.sleeps -= 1;
+                self.asleep = true;
+            }
+            Step::Wakes => {
+                self.asleep = false;
+                if let Device::Fed(_, timeout) = self.device {
+                    self.device = Device::Fed(self.clock(self.now), timeout);
+                }
             }
             Step::Start => self.hook(HookOp::Start),
             Step::Exec => self.exec(),
