@@ -98,7 +98,7 @@ impl Guard {
         let step = |at: usize| match &entry.copies[at].dying {
             Some(dying) => give_up_at(&self.policy, entry, at).unwrap_or(dying.kill_at),
             None if entry.is_held() => BootTime::NEVER,
-            None => self.policy.timing.lapse(entry.copies[at].expires),
+            None => lapse(&self.policy, &entry.copies[at]),
         };
         (0..entry.copies.len()).map(step).collect()
     }
@@ -116,8 +116,8 @@ impl Guard {
             {
                 timing.last_feed(copy.expires.max(contact.unwrap_or(BootTime::ZERO)))
             }
-            // Found running: until an answer has named it, nothing says that it may live for an instant more.
-            None if copy.dying.is_none() => copy.seen,
+            // Found running: nothing says that it may live for an instant more, or how long ago an answer last did.
+            None => copy.seen,
             _ => timing.last_feed(copy.expires),
         };
         let admission = entry.admission.iter().map(|open| timing.last_feed(open.expires));
@@ -142,6 +142,12 @@ fn give_up_at(policy: &Policy, entry: &Entry, at: usize) -> Option<BootTime> {
     resets.then(|| policy.timing.given_up(struck.kill_at.max(copy.expires)))
 }
 
+/// From when on its end is under way. What was found running has all its time to be allowed in, and none to end in order:
+/// the watchdog is not fed meanwhile.
+fn lapse(policy: &Policy, copy: &Copy) -> BootTime {
+    if copy.epoch.is_none() { copy.expires } else { policy.timing.lapse(copy.expires) }
+}
+
 /// Whether this process must die, and by when.
 fn condemn(policy: &Policy, entry: &Entry, copy: &Copy, now: BootTime) -> Option<Dying> {
     let timing = &policy.timing;
@@ -155,7 +161,7 @@ fn condemn(policy: &Policy, entry: &Entry, copy: &Copy, now: BootTime) -> Option
         (Cause::Denied, format!("its lease is over: {denial}"), soon)
     } else if let Some(epoch) = newer {
         (Cause::Stale, format!("it started under an older epoch than the lease, {epoch}: it is stale"), soon)
-    } else if entry.is_held() || now < timing.lapse(expires) {
+    } else if entry.is_held() || now < lapse(policy, copy) {
         return None;
     } else if copy.epoch.is_none() {
         (Cause::Unleased, "it runs without a lease, and no answer has allowed it".to_owned(), expires)

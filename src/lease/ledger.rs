@@ -378,8 +378,9 @@ impl Entry {
             self.admission = None;
         }
         for copy in self.copies.iter_mut().filter(|copy| copy.epoch.is_none() && copy.asked_from <= seal.question) {
-            // Named without an epoch and denied: whatever it started under, the denial covers it.
-            copy.epoch = Some(seal.epoch);
+            // Named without an epoch and denied: whatever it started under, the denial covers it. It was never allowed to
+            // this guard's knowledge, so the watchdog may not be fed for it (rule 4).
+            (copy.epoch, copy.expires) = (Some(seal.epoch), copy.seen);
         }
         match &mut self.seal {
             Some(old) if old.epoch > seal.epoch => {}

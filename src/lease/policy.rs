@@ -61,11 +61,12 @@ impl Policy {
         self.rules.iter().find(matches).map_or(self.lapse, |rule| rule.lapse)
     }
 
-    /// How long a domain found running without a lease may wait for the answer to the question that names it:
-    /// two intervals, one to ask in and one to be answered in. Shorter than any watchdog timeout the timing allows,
-    /// so that the kill comes before the reset.
+    /// How long a domain found running without a lease may wait for the answer to the question that names it: two
+    /// intervals, one to ask in and one to be answered in. The watchdog is not fed meanwhile: so two thirds of what it
+    /// grants then at most, that the kill comes before the reset.
     pub fn chance(&self) -> Duration {
-        self.timing.renew * 2
+        let granted = self.timing.watchdog.saturating_sub(self.timing.feed());
+        (self.timing.renew * 2).min(granted * 2 / 3)
     }
 }
 

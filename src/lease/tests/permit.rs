@@ -45,6 +45,40 @@ fn a_domain_found_running_stops_the_permit_until_an_answer_has_named_it() {
 }
 
 #[test]
+fn what_was_found_running_and_never_allowed_is_not_fed_for_whether_it_is_denied_or_nobody_answers() {
+    for denied in [true, false] {
+        let mut node = Node::new();
+        let copy = node.copy(WEB, 41);
+        node.scan(std::slice::from_ref(&copy));
+        let seen = node.now;
+        if denied {
+            node.question = None;
+            node.answer(&[deny(WEB, 1)]);
+        }
+        for s in 1001..1012 {
+            node.run_dry(f64::from(s));
+            node.scan(std::slice::from_ref(&copy));
+            assert!(node.guard.permit() <= seen, "at {s}, denied: {denied}");
+        }
+        assert_eq!(killed(&node.actions), [41]);
+    }
+}
+
+#[test]
+fn what_is_found_running_while_nobody_answers_is_killed_before_the_device_that_is_not_fed_fires() {
+    for profile in [Profile::Default, Profile::Fast] {
+        let timing = Timing::profile(profile);
+        let mut node = Node::with(Policy { timing, ..policy() }, Memory::First(BOOT));
+        let copy = node.copy(WEB, 41);
+        node.scan(&[copy]);
+        let fires = node.now + timing.watchdog - timing.feed();
+        let killed_at = node.run_dry(1020.0)[0].0;
+        // A third of what it grants is left for the process to end in.
+        assert!(killed_at <= fires - (timing.watchdog - timing.feed()) / 3, "{profile:?}");
+    }
+}
+
+#[test]
 fn a_scan_that_hangs_makes_the_permit_pass_whatever_the_leases_say() {
     let mut node = Node::new();
     let scanned = node.now;
