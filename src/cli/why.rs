@@ -3,9 +3,10 @@
 use super::{Exit, Terminal, finish};
 use crate::config::{self, Config};
 use crate::lease::fence::Line;
-use crate::lease::fence_story::{Story, tell};
+use crate::lease::fence_story::{Present, Story, tell};
 use crate::lease::id::{BootId, DomainId};
-use crate::node::{fence_journal, host, watchdog_list};
+use crate::node::fence_journal::{self, Kept};
+use crate::node::{clock, host, watchdog_list};
 use crate::{note, out};
 use clap::Args;
 use serde::Serialize;
@@ -31,9 +32,11 @@ struct Report {
     stories: Vec<Story>,
     /// Lines of the record that could not be understood.
     damaged_lines: usize,
+    /// Files of the record that could not be read, and why.
+    unreadable: Vec<String>,
 }
 
-/// Exit status: 0, or 1 when the record cannot be read or knows no such domain.
+/// Exit status: 0, or 1 when no part of the record can be read, or it knows no such domain.
 pub(super) fn run(why: &Why, terminal: &mut Terminal<'_>) -> Exit {
     let said = say(why, terminal);
     finish(terminal, said)
@@ -42,21 +45,27 @@ pub(super) fn run(why: &Why, terminal: &mut Terminal<'_>) -> Exit {
 fn say(why: &Why, terminal: &mut Terminal<'_>) -> Result<Exit, String> {
     let config = Config::load(&why.config).map_err(|diagnosis| diagnosis.to_string())?;
     let boot_id = host::boot_id().map_err(|error| format!("cannot read this boot's id: {error}"))?;
-    let (record, damaged_lines) = fence_journal::read(&config.state_dir).map_err(|error| error.to_string())?;
+    let Kept { lines: record, damaged, unreadable } = fence_journal::read(&config.state_dir);
+    if record.is_empty() && !unreadable.is_empty() {
+        return Err(unreadable.join("; "));
+    }
     let domain = why.domain.as_deref().map(|wanted| named(&record, wanted)).transpose()?;
-    let report =
-        Report { boot_id, stories: tell(&record, boot_id, watchdog_list::boot_status(), domain), damaged_lines };
+    let present = Present { boot: boot_id, now: clock::now(), boot_status: watchdog_list::boot_status() };
+    let report = Report { boot_id, stories: tell(&record, &present, domain), damaged_lines: damaged, unreadable };
     if why.json {
         terminal.json(&report);
     } else {
         show(&report, terminal);
     }
-    if damaged_lines > 0 {
-        let (what, place) = (plural(damaged_lines), config.state_dir.display());
+    if damaged > 0 {
+        let (what, place) = (plural(damaged), config.state_dir.display());
         note!(
             terminal,
             "leasehold: {what} of the fence record in {place} could not be understood; a reset tears the last one"
         );
+    }
+    for why in &report.unreadable {
+        note!(terminal, "leasehold: a part of the fence record is missing here: {why}");
     }
     Ok(Exit::Done)
 }

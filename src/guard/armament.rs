@@ -12,6 +12,7 @@ use crate::lease::fence::{Mark, Unfed, What};
 use crate::lease::gone::DisarmOrder;
 use crate::lease::ledger::{Ledger, label};
 use crate::lease::promise::{CountedBounds, Restraint};
+use crate::lease::time::BootTime;
 use crate::lease::timing::{Timing, Watchdog as Assured};
 use crate::lease::view::WatchdogView;
 use crate::node::last_resort::LastResort;
@@ -28,6 +29,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, sync_channel};
 use std::time::Duration;
 
+/// How long one that was taken over from an earlier guard may wait for its first permit before that is an alarm.
+const TAKING_OVER: Duration = Duration::from_secs(2);
 /// What the core gets to say what lives.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Between two looks at what the feed thread reports.
@@ -191,40 +194,49 @@ impl Watcher {
 
     fn run(mut self) {
         const UNTRIED: (FeedState, Option<String>, u32) = (FeedState::Waiting, None, 0);
-        let mut told = UNTRIED;
+        let (mut told, began) = (UNTRIED, clock::now());
         loop {
             let now = (self.report.state(), error(&self.report), self.report.timeout());
             if let Some(keeping) = &mut self.keeping {
                 keeping.turn(now.0, &self.report);
             }
-            if now != told {
+            // One that was taken over waits for its first permit, which the first scan brings: that is no alarm yet.
+            let taken_over = told == UNTRIED && now.0 == FeedState::Starving && clock::now().since(began) < TAKING_OVER;
+            if now != told && !taken_over {
                 let timeout = promised_timeout(now.2, self.restraint, &self.timing);
                 let bound = bound(now.0, &self.timing, self.needs.after(timeout), timeout, self.strict);
                 self.core.send(Input::Event(Event::Watchdog { bound })).expect("the core lives as long as the process");
-                let (severity, text) = tale((now.0, now.1.as_deref()), &self.title, now.2, bound, || self.what_lives());
+                let why = now.0.is_running_out().then(|| self.what_lives(now.0));
+                let words = (now.1.as_deref(), why.as_deref());
+                let (severity, text) = tale(now.0, words, &self.title, now.2, bound);
                 self.record.say(severity, text);
-                self.mark(told.0, now.0);
+                self.mark(now.0, why, began);
                 told = now;
             }
             std::thread::sleep(if told == UNTRIED { FIRST_LOOK } else { LOOK });
         }
     }
 
-    /// Keeps in the fence record that the device is fed no more, or again.
-    fn mark(&self, before: FeedState, now: FeedState) {
-        let event = match (before.is_running_out(), now.is_running_out()) {
-            (_, true) => What::LastFeed,
-            (true, false) if now == FeedState::Armed => What::FedAgain,
+    /// Keeps in the fence record that the device is fed no more; or again, or stopped, where that is news.
+    fn mark(&self, now: FeedState, why: Option<String>, began: BootTime) {
+        let event = match now {
+            FeedState::Armed => What::FedAgain,
+            FeedState::Disarmed => What::Stopped,
+            state if state.is_running_out() => What::LastFeed,
             _ => return,
         };
-        let (fed, timeout_s) = (self.report.last_feed(), self.report.timeout());
-        let unfed = Unfed { device: self.title.clone(), timeout_s, fed, reset_by: fed + self.needs.after(timeout_s) };
-        let watchdog = Some(unfed);
+        // Of one that was taken over nobody knows the last feed, but that it was before.
+        let fed = Some(self.report.last_feed()).filter(|&fed| fed > BootTime::ZERO).unwrap_or(began);
+        let (device, timeout_s) = (self.title.clone(), self.report.timeout());
+        let watchdog = Some(Unfed { device, timeout_s, why, fed, reset_by: fed + self.needs.after(timeout_s) });
         self.fences.mark(Mark { at: clock::now(), event, last_answer: None, domains: Vec::new(), more: 0, watchdog });
     }
 
     /// What keeps the device from being fed, as far as the core tells in time.
-    fn what_lives(&self) -> String {
+    fn what_lives(&self, state: FeedState) -> String {
+        if state == FeedState::Fencing {
+            return "what was to be killed lives on".to_owned();
+        }
         let (to, view) = sync_channel(1);
         self.core.send(Input::Status(to)).expect("the core lives as long as the process");
         let Ok(view) = view.recv_timeout(PATIENCE) else { return "the guard's core does not answer".to_owned() };
@@ -289,13 +301,13 @@ fn restrained(title: &str, restraint: Restraint, timing: &Timing) -> String {
 }
 
 fn tale(
-    (state, error): (FeedState, Option<&str>),
+    state: FeedState,
+    (error, why): (Option<&str>, Option<&str>),
     title: &str,
     timeout: u32,
     bound: Option<Duration>,
-    what_lives: impl FnOnce() -> String,
 ) -> (Severity, String) {
-    let error = error.unwrap_or("no reason is known");
+    let [error, why] = [error, why].map(|reason| reason.unwrap_or("no reason is known"));
     match state {
         FeedState::Waiting => (
             Severity::Error,
@@ -315,14 +327,13 @@ fn tale(
         FeedState::Starving | FeedState::Abandoned => (
             Severity::Emergency,
             format!(
-                "the watchdog {title} is fed no more: {}. It resets this host {timeout} s after its last feed unless that ends before; see `leasehold status`",
-                what_lives()
+                "the watchdog {title} is fed no more: {why}. It resets this host {timeout} s after its last feed unless that ends before; see `leasehold status`"
             ),
         ),
         FeedState::Fencing => (
             Severity::Emergency,
             format!(
-                "the watchdog {title} resets this host now: what was to be killed lives on, and its timeout was cut short. Nothing stops that any more"
+                "the watchdog {title} resets this host now: {why}, and its timeout was cut short. Nothing stops that any more"
             ),
         ),
         FeedState::Disarmed => (

@@ -39,13 +39,13 @@ mod socket;
 use self::core::{Hands, Input, Permit};
 use crate::config::{Config, read_token};
 use crate::lease::event::{Event, Severity};
-use crate::lease::fence_story::{self, Ending};
+use crate::lease::fence_story::{self, Ending, Present};
 use crate::lease::guard::{Guard, Memory};
 use crate::lease::id::BootId;
 use crate::lease::ledger::{Ledger, Recovered};
 use crate::lease::policy::Unkillable;
 use crate::local::{self, HookSettings};
-use crate::node::clock::BootTimer;
+use crate::node::clock::{self, BootTimer};
 use crate::node::fence_journal;
 use crate::node::files::{self, Durability};
 use crate::node::host;
@@ -210,14 +210,14 @@ fn started(config: &Config) -> String {
 
 /// What ended the last boot, if this host's watchdog did.
 fn say_last_reset(config: &Config, boot: BootId, record: &Record) {
-    match fence_journal::read(&config.state_dir) {
-        Ok((lines, _)) => {
-            let stories = fence_story::tell(&lines, boot, watchdog_list::boot_status(), None);
-            for story in stories.into_iter().filter(|story| story.ending == Ending::Reset) {
-                record.say(Severity::Warning, format!("{}. `leasehold why` tells how it came to that", story.headline));
-            }
-        }
-        Err(error) => record.say(Severity::Warning, format!("why the last boot ended is not known: {error}")),
+    let kept = fence_journal::read(&config.state_dir);
+    let present = Present { boot, now: clock::now(), boot_status: watchdog_list::boot_status() };
+    let stories = fence_story::tell(&kept.lines, &present, None);
+    for story in stories.into_iter().filter(|story| story.ending == Ending::Reset) {
+        record.say(Severity::Warning, format!("{}. `leasehold why` tells how it came to that", story.headline));
+    }
+    for why in kept.unreadable {
+        record.say(Severity::Warning, format!("why the last boot ended may not be known: {why}"));
     }
 }
 

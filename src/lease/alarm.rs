@@ -16,6 +16,7 @@ const MOST_NAMED: usize = 3;
 #[derive(Debug, Default, Clone, Hash)]
 pub(super) struct Told {
     half: Option<BootTime>,
+    lapse: Option<BootTime>,
     kill: Option<BootTime>,
 }
 
@@ -36,7 +37,9 @@ impl Guard {
             left.as_secs_f64(),
             timing.lapse(first).left(now).as_secs_f64(),
         );
+        let victims = running.iter().map(|&(id, entry, copy)| victim(id, entry, copy)).collect();
         self.tell(Severity::Warning, text);
+        self.mark(now, What::Silence, victims);
     }
 
     /// When half of the ttl will have gone by without an answer, if that was not said yet.
@@ -73,10 +76,11 @@ impl Guard {
             victims.iter().filter(|victim| victim.cause == Cause::Lapsed).cloned().collect()
         };
         let (lapse, kill) = (lapsed(&condemned), lapsed(&killed));
-        if !lapse.is_empty() {
+        let spell = self.ledger.contact.unwrap_or(BootTime::ZERO);
+        if !lapse.is_empty() && self.told.lapse != Some(spell) {
+            self.told.lapse = Some(spell);
             self.wake_for_lapse(now, &lapse);
         }
-        let spell = self.ledger.contact.unwrap_or(BootTime::ZERO);
         if !kill.is_empty() && self.told.kill != Some(spell) {
             self.told.kill = Some(spell);
             self.wake_for_kill(&kill);

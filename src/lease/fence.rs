@@ -57,6 +57,8 @@ pub struct Mark {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
+    /// Half of the ttl went by without an answer, and these run here.
+    Silence,
     /// Processes must die: libvirt is asked first.
     Condemned,
     /// SIGKILL was ordered.
@@ -69,6 +71,8 @@ pub enum What {
     LastFeed,
     /// It is fed again: no reset comes of it.
     FedAgain,
+    /// It is stopped, with the proof that nothing is left to protect: no reset comes of it.
+    Stopped,
 }
 
 /// A domain that something happened to.
@@ -117,6 +121,9 @@ pub struct Unfed {
     pub device: String,
     /// Its timeout in seconds.
     pub timeout_s: u32,
+    /// What it is not fed for, as a clause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
     /// Its last feed.
     #[serde(rename = "fed_ms", with = "millis")]
     pub fed: BootTime,

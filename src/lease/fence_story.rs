@@ -6,6 +6,10 @@ use super::ledger::label;
 use super::time::BootTime;
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// A reset that was due is not coming any more when the host still runs so long after it.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// Domains of one mark that the timeline names; it counts the others.
 const MOST_NAMED: usize = 3;
@@ -30,6 +34,8 @@ pub enum Ending {
     Death,
     /// The watchdog runs out in this very boot.
     ResetIsDue,
+    /// It should have reset the host in this very boot, and did not.
+    ResetIsOverdue,
     /// Nothing was.
     Nothing,
 }
@@ -60,11 +66,25 @@ pub struct Story {
     pub lines: Vec<Line>,
 }
 
+/// When the story is told, and of what is known then.
+#[derive(Debug, Clone, Copy)]
+pub struct Present {
+    /// This boot.
+    pub boot: BootId,
+    /// CLOCK_BOOTTIME.
+    pub now: BootTime,
+    /// What the watchdog's driver says.
+    pub boot_status: BootStatus,
+}
+
 /// The newest stories of the record, the newest first: the reset that ended the last boot, or is due in this one, and
 /// what died since, or else what died last. Of the whole host, or of this domain alone. Never empty.
-pub fn tell(record: &[Line], boot: BootId, boot_status: BootStatus, domain: Option<DomainId>) -> Vec<Story> {
+pub fn tell(record: &[Line], present: &Present, domain: Option<DomainId>) -> Vec<Story> {
+    let &Present { boot, now, boot_status } = present;
     let about = |at: usize| domain.is_none_or(|domain| open_before(record, at).contains(&domain));
-    let unfed = last_unfed(record).filter(|&(at, _)| about(at) && is_last_boot_before(record, at, boot));
+    let unfed = last_unfed(record).filter(|&(at, unfed)| {
+        about(at) && is_last_boot_before(record, at, boot) && !outlived(record, at, unfed, boot)
+    });
     let death = last_death(record, domain);
     let newer = death
         .filter(|&(at, _)| unfed.is_none_or(|(reset, _)| at > reset && record[at].boot_id != record[reset].boot_id));
@@ -74,16 +94,28 @@ pub fn tell(record: &[Line], boot: BootId, boot_status: BootStatus, domain: Opti
             format!("domain {} had to die here, {}: {}", label(&victim.name, victim.domain), line.wall, victim.why);
         story(record, at, Ending::Death, boot_status, headline)
     });
-    let reset = unfed.map(|(at, unfed)| match record[at].boot_id == boot {
-        true => {
-            let headline =
-                format!("{} is fed no more and resets this host, unless what it waits for ends before", unfed.device);
-            story(record, at, Ending::ResetIsDue, boot_status, headline)
-        }
-        false => story(record, at, Ending::Reset, boot_status, reset_headline(&record[at], unfed, boot_status)),
+    let reset = unfed.map(|(at, unfed)| {
+        let (ending, headline) = match record[at].boot_id == boot {
+            true if now > unfed.reset_by + GRACE => (Ending::ResetIsOverdue, overdue(unfed, now)),
+            true => (
+                Ending::ResetIsDue,
+                format!(
+                    "{} is fed no more and resets this host, unless what it waits for ends before{}",
+                    unfed.device,
+                    since_why(unfed)
+                ),
+            ),
+            false => (Ending::Reset, reset_headline(&record[at], unfed, boot_status)),
+        };
+        story(record, at, ending, boot_status, headline)
     });
     let told: Vec<Story> = newer.into_iter().chain(reset).collect();
     if told.is_empty() { vec![nothing(boot_status, domain)] } else { told }
+}
+
+/// Whether the record of this boot says that a watchdog is fed no more, and not that it was fed again or stopped since.
+pub fn is_unfed(record: &[Line], boot: BootId) -> bool {
+    last_unfed(record).is_some_and(|(at, _)| record[at].boot_id == boot)
 }
 
 fn nothing(boot_status: BootStatus, domain: Option<DomainId>) -> Story {
@@ -104,16 +136,39 @@ fn reset_headline(line: &Line, unfed: &Unfed, boot_status: BootStatus) -> String
     };
     let after = unfed.reset_by.since(line.mark.at).as_secs_f64();
     format!(
-        "host {} {sure} {}, within {after:.1} s after {}: it was fed no more, since what must not run here was not proven gone",
-        line.node, unfed.device, line.wall
+        "host {} {sure} {}, within {after:.1} s after {}: it was fed no more{}",
+        line.node,
+        unfed.device,
+        line.wall,
+        since_why(unfed)
     )
 }
 
-/// The last line that says that the watchdog is fed no more, unless it was fed again after it.
+fn overdue(unfed: &Unfed, now: BootTime) -> String {
+    format!(
+        "{} should have reset this host {:.0} s ago and did not{}; nothing says that it was fed again or stopped. Do not rely on it: drain this host, and see what `leasehold watchdog test` says of it",
+        unfed.device,
+        now.since(unfed.reset_by).as_secs_f64(),
+        since_why(unfed)
+    )
+}
+
+fn since_why(unfed: &Unfed) -> String {
+    unfed.why.as_ref().map_or(String::new(), |why| format!(", because {why}"))
+}
+
+/// The last line that says that the watchdog is fed no more, unless it was fed again or stopped after it.
 fn last_unfed(record: &[Line]) -> Option<(usize, &Unfed)> {
-    let at = record.iter().rposition(|line| matches!(line.mark.event, What::LastFeed | What::FedAgain))?;
+    let of_the_device = |line: &Line| matches!(line.mark.event, What::LastFeed | What::FedAgain | What::Stopped);
+    let at = record.iter().rposition(of_the_device)?;
     let line = &record[at];
     line.mark.watchdog.as_ref().filter(|_| line.mark.event == What::LastFeed).map(|unfed| (at, unfed))
+}
+
+/// Whether an earlier boot went on after the reset was due: what ended it then was something else.
+fn outlived(record: &[Line], at: usize, unfed: &Unfed, boot: BootId) -> bool {
+    let its = record[at..].iter().filter(|line| line.boot_id == record[at].boot_id);
+    record[at].boot_id != boot && its.map(|line| line.mark.at).any(|later| later > unfed.reset_by + GRACE)
 }
 
 /// Whether nothing was marked in a boot between that one and this: otherwise the reset is not the last that happened.
@@ -136,6 +191,7 @@ fn open_before(record: &[Line], end: usize) -> BTreeSet<DomainId> {
         for victim in &line.mark.domains {
             match line.mark.event {
                 What::Gone => open.remove(&victim.domain),
+                What::Silence => false,
                 _ => open.insert(victim.domain),
             };
         }
@@ -156,6 +212,11 @@ fn story(record: &[Line], end: usize, ending: Ending, boot_status: BootStatus, h
     };
     let condemns = |line: &Line| line.mark.event == What::Condemned && concerns(line);
     let begin = record[..=end].iter().rposition(condemns).unwrap_or(end);
+    // The silence that it came of.
+    let warned = |line: &Line| {
+        line.mark.event == What::Silence && concerns(line) && line.mark.last_answer == record[begin].mark.last_answer
+    };
+    let begin = record[..begin].iter().rposition(warned).unwrap_or(begin);
     let lines: Vec<Line> = record[begin..].iter().filter(|line| concerns(line)).take(MOST_LISTED).cloned().collect();
     let first = &lines[0].mark;
     let lapsed = first.domains.iter().any(|victim| victim.cause == Cause::Lapsed);
@@ -183,6 +244,7 @@ fn instants(line: &Line, zero: BootTime) -> Vec<Instant> {
     if let Some(unfed) = &mark.watchdog {
         all.push(match mark.event {
             What::FedAgain => one(mark.at, format!("{} is fed again", unfed.device)),
+            What::Stopped => one(mark.at, format!("{} is stopped", unfed.device)),
             _ => one(unfed.fed, format!("{} was fed for the last time ({} s)", unfed.device, unfed.timeout_s)),
         });
     }
@@ -192,6 +254,7 @@ fn instants(line: &Line, zero: BootTime) -> Vec<Instant> {
 fn clause(event: What, victim: &Victim) -> String {
     let (who, pid) = (label(&victim.name, victim.domain), victim.pid);
     match event {
+        What::Silence => format!("for half of the ttl no answer has renewed the lease of domain {who}, process {pid}"),
         What::Condemned => format!("domain {who}, process {pid}, must die: {}", victim.why),
         What::Killed => format!("SIGKILL for domain {who}, process {pid}"),
         What::GivenUp => {
@@ -199,7 +262,7 @@ fn clause(event: What, victim: &Victim) -> String {
             format!("domain {who}, process {pid}, is still not gone, and this host was given up: {waits}")
         }
         What::Gone => format!("domain {who}, process {pid}, is proven gone"),
-        What::LastFeed | What::FedAgain => format!("domain {who}"),
+        What::LastFeed | What::FedAgain | What::Stopped => format!("domain {who}"),
     }
 }
 

@@ -11,10 +11,21 @@ use std::path::Path;
 /// The file in the state directory, and what it was before it grew too large.
 const FILE: &str = "fence-record.jsonl";
 const OLD_FILE: &str = "fence-record.old.jsonl";
-/// From this size on, in bytes, a new file is begun: two of them are some thousand lines.
-const LARGE: u64 = 1 << 20;
+/// The most that one of them holds, in bytes, but for a single line that is longer: two of them are some thousand lines.
+const LARGE: usize = 1 << 20;
 /// The largest file read, in bytes.
 const MAX_SIZE: usize = 8 << 20;
+
+/// What is kept.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// Every line that could be read, the oldest first.
+    pub lines: Vec<Line>,
+    /// How many more could not be understood.
+    pub damaged: usize,
+    /// Files that could not be read, and why.
+    pub unreadable: Vec<String>,
+}
 
 /// Adds these lines, which end with a newline each. May block on the disk for as long as that hangs.
 ///
@@ -22,44 +33,68 @@ const MAX_SIZE: usize = 8 << 20;
 /// Those of opening, writing and syncing; the message names the file.
 pub fn append(state_dir: &Path, lines: &[u8]) -> io::Result<()> {
     let path = state_dir.join(FILE);
+    let mut left = lines;
     let added = (|| {
-        if fs::metadata(&path).is_ok_and(|file| file.len() >= LARGE) {
-            fs::rename(&path, state_dir.join(OLD_FILE))?;
+        while !left.is_empty() {
+            let there = fs::metadata(&path).map_or(0, |file| usize::try_from(file.len()).unwrap_or(LARGE));
+            let fitting = whole_lines(left, LARGE.saturating_sub(there));
+            if fitting == 0 && there > 0 {
+                fs::rename(&path, state_dir.join(OLD_FILE))?;
+                continue;
+            }
+            let (now, later) = left.split_at(fitting.max(first_line(left)));
+            add(state_dir, &path, now)?;
+            left = later;
         }
-        let new = !path.exists();
-        let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&path)?;
-        if is_torn(&mut file)? {
-            file.write_all(b"\n")?;
-        }
-        file.write_all(lines)?;
-        file.sync_data()?;
-        if new { File::open(state_dir)?.sync_all() } else { Ok(()) }
+        Ok(())
     })();
-    added.map_err(|error| io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display())))
+    added.map_err(|error: io::Error| io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display())))
 }
 
-/// Every line kept, the oldest first, and how many more could not be understood.
-///
-/// # Errors
-/// Those of reading, and `FileTooLarge`; the message names the file. That there is none is no error.
-pub fn read(state_dir: &Path) -> io::Result<(Vec<Line>, usize)> {
-    let lines = read_lines(state_dir)?;
-    let understood = |text: &String| serde_json::from_str(text).ok().filter(|line: &Line| line.version == VERSION);
-    let record: Vec<Line> = lines.iter().filter_map(understood).collect();
-    let damaged = lines.len() - record.len();
-    Ok((record, damaged))
+fn add(state_dir: &Path, path: &Path, lines: &[u8]) -> io::Result<()> {
+    let new = !path.exists();
+    let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+    if is_torn(&mut file)? {
+        file.write_all(b"\n")?;
+    }
+    file.write_all(lines)?;
+    file.sync_data()?;
+    if new { File::open(state_dir)?.sync_all() } else { Ok(()) }
 }
 
-fn read_lines(state_dir: &Path) -> io::Result<Vec<String>> {
-    let mut lines = Vec::new();
+/// How many bytes of whole lines there is room for.
+fn whole_lines(lines: &[u8], room: usize) -> usize {
+    match lines.get(..room) {
+        Some(part) if lines.len() > room => part.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1),
+        _ => lines.len(),
+    }
+}
+
+fn first_line(lines: &[u8]) -> usize {
+    lines.iter().position(|&byte| byte == b'\n').map_or(lines.len(), |at| at + 1)
+}
+
+/// What is there. That there is nothing is no fault.
+pub fn read(state_dir: &Path) -> Kept {
+    let mut kept = Kept::default();
     for name in [OLD_FILE, FILE] {
-        match read_bounded(&state_dir.join(name), MAX_SIZE) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            bytes => lines.extend(String::from_utf8_lossy(&bytes?).lines().map(str::to_owned)),
+        let path = state_dir.join(name);
+        let text = match read_bounded(&path, MAX_SIZE) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                kept.unreadable.push(format!("cannot read {}: {error}", path.display()));
+                continue;
+            }
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        };
+        for text in text.lines().filter(|line| !line.trim().is_empty()) {
+            match serde_json::from_str(text) {
+                Ok(line @ Line { version: VERSION, .. }) => kept.lines.push(line),
+                _ => kept.damaged += 1,
+            }
         }
     }
-    lines.retain(|line| !line.trim().is_empty());
-    Ok(lines)
+    kept
 }
 
 /// Whether the last line has no end.
@@ -75,34 +110,76 @@ fn is_torn(file: &mut File) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lease::fence::{Mark, What};
+    use crate::lease::id::{BootId, Incarnation};
+    use crate::lease::time::BootTime;
+
+    /// A line of about so many bytes, told from others by its wall clock.
+    fn line(wall: &str, bytes: usize) -> Vec<u8> {
+        let at = BootTime::ZERO;
+        let mark = Mark { at, event: What::Gone, last_answer: None, domains: vec![], more: 0, watchdog: None };
+        let (boot_id, incarnation) = (BootId::from_bytes([1; 16]), Incarnation::from_bytes([2; 16]));
+        let node = "n1".parse().unwrap();
+        let wall = wall.to_owned() + &" ".repeat(bytes);
+        let line = Line { version: VERSION, node, boot_id, incarnation, wall, lost_marks: 0, mark };
+        let mut bytes = serde_json::to_vec(&line).unwrap();
+        bytes.push(b'\n');
+        bytes
+    }
+
+    fn kept(dir: &Path) -> Vec<String> {
+        read(dir).lines.into_iter().map(|line| line.wall.trim_end().to_owned()).collect()
+    }
 
     #[test]
     fn lines_are_added_and_a_torn_one_spoils_none_but_itself() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(read_lines(dir.path()).unwrap().is_empty());
-        append(dir.path(), b"one\ntwo\n").unwrap();
-        fs::write(dir.path().join(FILE), "one\ntwo\nto").unwrap();
-        append(dir.path(), b"four\n").unwrap();
-        assert_eq!(read_lines(dir.path()).unwrap(), ["one", "two", "to", "four"]);
+        assert!(read(dir.path()).lines.is_empty());
+        append(dir.path(), &[line("one", 0), line("two", 0)].concat()).unwrap();
+        let mut torn = fs::read(dir.path().join(FILE)).unwrap();
+        torn.extend(b"{\"version\":1,\"no");
+        fs::write(dir.path().join(FILE), torn).unwrap();
+        append(dir.path(), &line("four", 0)).unwrap();
+        assert_eq!(kept(dir.path()), ["one", "two", "four"]);
+        assert_eq!(read(dir.path()).damaged, 1);
     }
 
     #[test]
     fn a_large_file_makes_room_and_what_was_in_it_is_read_first() {
         let dir = tempfile::tempdir().unwrap();
-        let full = "x".repeat(LARGE as usize);
-        append(dir.path(), format!("{full}\n").as_bytes()).unwrap();
-        append(dir.path(), b"next\n").unwrap();
-        assert_eq!(read_lines(dir.path()).unwrap(), [full.as_str(), "next"]);
-        append(dir.path(), format!("{full}\n").as_bytes()).unwrap();
-        append(dir.path(), b"last\n").unwrap();
-        assert_eq!(read_lines(dir.path()).unwrap(), ["next", full.as_str(), "last"]);
+        for wall in ["one", "two", "three", "four", "five"] {
+            append(dir.path(), &line(wall, LARGE / 2)).unwrap();
+        }
+        assert_eq!(kept(dir.path()), ["four", "five"], "each is more than half of a file");
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_told_with_its_name() {
+    fn however_much_comes_at_once_no_file_grows_past_what_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        // As after a disk that hung: all that may wait, of two hundred domains each.
+        let all: Vec<u8> = (0..256).flat_map(|at| line(&at.to_string(), 39_000)).collect();
+        append(dir.path(), &all).unwrap();
+        let there = kept(dir.path());
+        assert_eq!(there.last().unwrap(), "255", "the newest are kept");
+        assert!(there.len() > 26, "{}", there.len());
+        for file in [FILE, OLD_FILE] {
+            assert!(fs::metadata(dir.path().join(file)).unwrap().len() <= LARGE as u64);
+        }
+        append(dir.path(), &line("long", 2 * LARGE)).unwrap();
+        assert_eq!(kept(dir.path()).last().unwrap(), "long");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_told_with_its_name_and_hides_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        append(dir.path(), &line("new", 0)).unwrap();
+        fs::create_dir(dir.path().join(OLD_FILE)).unwrap();
+        assert_eq!(kept(dir.path()), ["new"]);
+        assert!(read(dir.path()).unreadable[0].contains("fence-record.old.jsonl"));
+
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join(FILE)).unwrap();
-        assert!(read(dir.path()).unwrap_err().to_string().contains("fence-record.jsonl"));
+        assert!(read(dir.path()).unreadable[0].contains("fence-record.jsonl"));
         assert!(append(dir.path(), b"x\n").unwrap_err().to_string().contains("fence-record.jsonl"));
     }
 }

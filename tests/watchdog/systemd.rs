@@ -41,10 +41,11 @@ fn in_the_fd_store_neither_the_guards_death_nor_its_stop_feeds_the_device() {
     let script = "
 node
 until_ok kept
-keeper first
 freeze
 lose_contact
-at $((E - P + 100))
+at $((E - P + 50))
+keeper first
+say first state $(field state)
 kill_guard
 restarted
 say then $(field state)
@@ -56,6 +57,7 @@ say stored $(unit NFileDescriptorStore)
     let Some(story) = machine(Systemd::Backports, UNKILLABLE, script).run() else { return };
     let console = story.console();
     assert_eq!(story.value("first keeper"), "fd store", "{console}");
+    assert_eq!(story.value("first state"), "starving", "open, and fed no more: {console}");
     assert_eq!(story.value("second keeper"), "fd store", "{console}");
     assert_eq!(story.value("then"), "starving", "taken over, and not fed without a permit: {console}");
     assert_eq!((story.value("stopped"), story.value("stored")), ("inactive", "1"), "{console}");
@@ -113,10 +115,11 @@ fn a_stop_over_a_running_domain_leaves_the_device_armed_and_says_when_it_resets(
 fn before_systemd_254_nobody_keeps_the_device_and_it_is_closed_before_a_death_could_feed_it() {
     let script = "
 node
-keeper first
 freeze
 lose_contact
-at $((E - P + 100))
+at $((E - P + 50))
+keeper first
+say first state $(field state)
 kill_guard
 restarted
 stop

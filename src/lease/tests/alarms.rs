@@ -48,6 +48,7 @@ fn half_a_ttl_of_silence_is_said_once_while_there_is_time_to_act() {
         said[0].contains("no answer from the authority for 7.5 s") && said[0].contains("ends in 7.5 s"),
         "{said:?}"
     );
+    assert_eq!(marks(&node.actions).iter().map(|mark| mark.event).collect::<Vec<_>>(), [What::Silence]);
     assert!(told(&node.at(sent + 9.0).step(Event::Tick), Severity::Warning).is_empty(), "once");
     node.answer(&[allow(DomainId::from_bytes([10; 16]), 1)]);
     let sent = answered(&node);
@@ -69,12 +70,37 @@ fn two_hundred_leases_that_lapse_at_once_wake_a_person_with_one_line_at_lapse_an
     let said = told(&lapse, Severity::Emergency);
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(said[0].contains("200 domains must die") && said[0].contains("SIGKILL follows in 2.0 s"), "{said:?}");
-    let kept = marks(&lapse);
-    assert_eq!((kept[0].event, kept[0].domains.len(), kept[0].more), (What::Condemned, 200, 0));
-    assert_eq!((kept[0].last_answer, kept[0].domains[0].cause), (Some(secs(sent)), Cause::Lapsed));
+    let kept = marks(&lapse).into_iter().find(|mark| mark.event == What::Condemned).unwrap();
+    assert_eq!((kept.domains.len(), kept.more), (200, 0));
+    assert_eq!((kept.last_answer, kept.domains[0].cause), (Some(secs(sent)), Cause::Lapsed));
     let kill = node.at(sent + 15.0).step(Event::Tick);
     assert_eq!(told(&kill, Severity::Emergency).len(), 1);
     assert_eq!(marks(&kill)[0].event, What::Killed);
+}
+
+#[test]
+fn leases_that_end_one_after_the_other_in_one_silence_wake_a_person_once_and_are_all_in_the_record() {
+    let mut node = running(3);
+    let id = |n: u8| DomainId::from_bytes([n + 10; 16]);
+    // Each is named by one answer less than the next.
+    node.answer(&[allow(id(1), 1), allow(id(2), 1)]);
+    node.answer(&[allow(id(2), 1)]);
+    node.actions.clear();
+    let sent = answered(&node);
+    node.run_dry(sent + 16.0);
+    let said = told(&node.actions, Severity::Emergency);
+    assert_eq!(said.len(), 2, "one for the lapse and one for the kill: {said:?}");
+    let condemned = marks(&node.actions).into_iter().filter(|mark| mark.event == What::Condemned);
+    assert_eq!(condemned.flat_map(|mark| mark.domains).count(), 3);
+    // The next silence is another spell.
+    node.question = None;
+    let copy = node.copy(id(5), 200);
+    node.scan(&[copy]);
+    node.answer(&[allow(id(5), 1)]);
+    node.actions.clear();
+    let sent = answered(&node);
+    node.run_dry(sent + 16.0);
+    assert_eq!(told(&node.actions, Severity::Emergency).len(), 2);
 }
 
 #[test]
