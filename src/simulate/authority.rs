@@ -1,7 +1,7 @@
 //! The shipped book of leases, as its driver runs it: one operation, then its commit, then its answer. What is durable
 //! survives the process; its clock is its own.
 
-use super::guard::Exchange;
+use super::client::Exchange;
 use super::network::Direction;
 use super::phrase::{DomainIx, HostIx};
 use super::record::Kind;

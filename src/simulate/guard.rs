@@ -1,18 +1,18 @@
 //! A guard process as the daemon wires it: the shipped core, source client and feed thread, with the world for their
 //! threads, their network and their machine.
 
+use super::client::Client;
 use super::device::{Board, Model};
-use super::host::{Service, machine};
+use super::host::machine;
 use super::libvirt::Job;
 use super::noise::Delay;
 use super::phrase::{DomainIx, HostIx};
 use super::record::Kind;
 use super::world::{Happening, World, domain_of, uuid};
-use crate::guard::SCAN_INTERVAL;
 use crate::guard::armament::{LOOK, bound, promised_timeout};
 use crate::guard::core::{Permit, allow_feeding};
 use crate::guard::feed::{FeedReport, FeedState, Feeder, Keeper, Orders};
-use crate::lease::event::{Action, CopyState, Event, Question, Scan, SeenCopy, Verdict};
+use crate::lease::event::{Action, Event, Verdict};
 use crate::lease::gone::DisarmOrder;
 use crate::lease::guard::{Guard, Memory};
 use crate::lease::id::{Incarnation, ProcessKey, QuestionNumber};
@@ -22,27 +22,13 @@ use crate::lease::promise::Restraint;
 use crate::lease::time::BootTime;
 use crate::lease::timing::Timing;
 use crate::node::watchdog::SHORT_TIMEOUTS;
-use crate::protocol::{Mode, RenewAnswer, RenewRequest, WatchAnswer};
-use crate::sources::native::{Conversation, Heard, NodeFacts};
+use crate::protocol::{Mode, WatchAnswer};
+use crate::sources::native::{Conversation, NodeFacts};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
 type Feed = Feeder<Model, Box<dyn Fn() -> BootTime>, Box<dyn FnMut()>>;
-
-/// One request to one endpoint and what comes back for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Exchange {
-    pub endpoint: usize,
-    pub number: u32,
-}
-
-/// One endpoint's thread: one question at a time, and the newest waits.
-struct Client {
-    conversation: Conversation,
-    busy: Option<(Question, RenewRequest, u32)>,
-    waiting: Option<Question>,
-}
 
 /// Stopped processes do nothing, and find everything done to them when they go on.
 pub(super) enum Missed {
@@ -53,29 +39,29 @@ pub(super) enum Missed {
 pub(super) struct GuardProcess {
     pub number: u32,
     pub guard: Guard,
-    permit: Permit,
-    disarm: DisarmOrder,
-    report: FeedReport,
-    feed: Option<Feed>,
+    pub permit: Permit,
+    pub disarm: DisarmOrder,
+    pub report: FeedReport,
+    pub feed: Option<Feed>,
     pub timing: Timing,
-    restraint: Option<Restraint>,
-    clients: Vec<Client>,
-    exchanges: u32,
-    failures: BTreeMap<QuestionNumber, usize>,
+    pub restraint: Option<Restraint>,
+    pub clients: Vec<Client>,
+    pub exchanges: u32,
+    pub failures: BTreeMap<QuestionNumber, usize>,
     /// Of the watch.
-    seen: u64,
+    pub seen: u64,
     /// Processes it holds a pidfd of.
-    known: BTreeSet<ProcessKey>,
-    scanning: bool,
-    scan_again: bool,
+    pub known: BTreeSet<ProcessKey>,
+    pub scanning: bool,
+    pub scan_again: bool,
     /// libvirt's daemons that it wants to know the end of, and those that had ended when the scan under way began.
-    daemons: Vec<ProcessKey>,
-    dead_daemons: Vec<ProcessKey>,
-    tick_at: BootTime,
+    pub daemons: Vec<ProcessKey>,
+    pub dead_daemons: Vec<ProcessKey>,
+    pub tick_at: BootTime,
     /// The earliest of its ticks and looks under way, so that each waits in the queue once.
-    ticks_at: BootTime,
-    looks: bool,
-    told: (FeedState, i32, u32),
+    pub ticks_at: BootTime,
+    pub looks: bool,
+    pub told: (FeedState, i32, u32),
     pub stopped: bool,
     pub missed: Vec<Missed>,
 }
@@ -224,7 +210,12 @@ impl World<'_> {
     }
 
     /// The guard process of this number, if it is there and not stopped; if it is stopped it misses this.
-    fn process(&mut self, host: HostIx, number: u32, what: impl FnOnce() -> Happening) -> Option<&mut GuardProcess> {
+    pub fn process(
+        &mut self,
+        host: HostIx,
+        number: u32,
+        what: impl FnOnce() -> Happening,
+    ) -> Option<&mut GuardProcess> {
         let process = self.hosts[host.0].guard.as_mut().filter(|process| process.number == number)?;
         if process.stopped {
             process.missed.push(Missed::Happening(what()));
@@ -396,164 +387,6 @@ impl World<'_> {
                 format!("its watchdog is {}; the node promises {worth}", now.0.as_str())
             });
             self.event(host, Event::Watchdog { bound });
-        }
-    }
-
-    // --- its scanner --------------------------------------------------------------------------------------------------
-
-    pub fn begin_scan(&mut self, host: HostIx, number: u32) {
-        let machine = &self.hosts[host.0];
-        let (clock, hangs) = (machine.clock(self.now), machine.scan_hangs);
-        let living = (machine.libvirt != Service::Dead).then(|| machine.daemon());
-        let Some(process) = self.process(host, number, || Happening::Scan(host, number)) else { return };
-        if process.scanning || hangs {
-            return;
-        }
-        (process.scanning, process.scan_again) = (true, false);
-        // Before anything is looked for: what a daemon started while it lived is then found.
-        process.dead_daemons = process.daemons.extract_if(.., |daemon| Some(*daemon) != living).collect();
-        self.soon(host, Delay::Scan, Happening::Scanned(host, number, clock));
-    }
-
-    pub fn end_scan(&mut self, host: HostIx, number: u32, began: BootTime) {
-        let halfway = self.noise.one_in(host, 2);
-        let Some(process) = self.process(host, number, || Happening::Scanned(host, number, began)) else { return };
-        let interval = SCAN_INTERVAL.min(process.timing.renew);
-        process.scanning = false;
-        let again = std::mem::take(&mut process.scan_again);
-        let dead_daemons = std::mem::take(&mut process.dead_daemons);
-        let known = process.known.clone();
-        let machine = &self.hosts[host.0];
-        // It speaks for what lived when it began; what started meanwhile may be in it too.
-        let here = machine.qemus.iter().filter(|qemu| {
-            (qemu.alive && (qemu.started < began || !halfway)) || (!qemu.alive && known.contains(&qemu.key))
-        });
-        let seen = |qemu: &super::libvirt::Qemu| SeenCopy {
-            domain: uuid(qemu.domain),
-            name: self.setup.names.domains[qemu.domain.0].clone(),
-            process: qemu.key,
-            started: qemu.started,
-            state: match qemu.runs {
-                // The status file comes a moment after the process.
-                false if began < qemu.started + Duration::from_millis(200) => CopyState::Unknown,
-                false => CopyState::Paused,
-                true => CopyState::Running,
-            },
-        };
-        let copies: Vec<SeenCopy> = here.map(seen).collect();
-        for key in Vec::from_iter(copies.iter().map(|copy| copy.process)) {
-            self.know(host, key);
-        }
-        if again {
-            self.begin_scan(host, number)
-        } else {
-            self.after(interval, Happening::Scan(host, number))
-        }
-        self.event(host, Event::Scanned(Scan { began, copies, dead_daemons }));
-    }
-
-    /// From now on its end is noticed.
-    fn know(&mut self, host: HostIx, key: ProcessKey) {
-        let machine = &mut self.hosts[host.0];
-        let Some(process) = &mut machine.guard else { return };
-        let new = process.known.insert(key);
-        let number = process.number;
-        if let Some(qemu) = machine.qemus.iter().find(|qemu| qemu.key == key && !qemu.alive).filter(|_| new) {
-            let domain = qemu.domain;
-            self.soon(host, Delay::Proof, Happening::Gone(host, number, domain, key));
-        }
-    }
-
-    pub fn notice_end(&mut self, host: HostIx, domain: DomainIx, key: ProcessKey) {
-        if let Some(process) = self.hosts[host.0].guard.as_ref().filter(|process| process.known.contains(&key)) {
-            let number = process.number;
-            self.soon(host, Delay::Proof, Happening::Gone(host, number, domain, key));
-        }
-    }
-
-    pub fn proven_gone(&mut self, host: HostIx, number: u32, domain: DomainIx, key: ProcessKey) {
-        let Some(process) = self.process(host, number, || Happening::Gone(host, number, domain, key)) else { return };
-        process.known.remove(&key);
-        self.event(host, Event::Gone { domain: uuid(domain), process: key });
-    }
-
-    // --- its source ---------------------------------------------------------------------------------------------------
-
-    fn ask(&mut self, host: HostIx, endpoint: usize, question: Question) {
-        let Some(process) = &mut self.hosts[host.0].guard else { return };
-        let client = &mut process.clients[endpoint];
-        if client.busy.is_none() {
-            let request = client.conversation.ask(&question);
-            return self.send(host, endpoint, question, request);
-        }
-        if let Some(replaced) = client.waiting.replace(question) {
-            self.unanswered(host, replaced.number, "an endpoint is still busy with an earlier question");
-        }
-    }
-
-    fn send(&mut self, host: HostIx, endpoint: usize, question: Question, request: RenewRequest) {
-        let clock = self.hosts[host.0].clock(self.now);
-        let until = question.sent + question.timeout;
-        if until <= clock {
-            return self.unanswered(host, question.number, "no time is left for it");
-        }
-        let deadline = self.hosts[host.0].real(until);
-        let Some(process) = &mut self.hosts[host.0].guard else { return };
-        process.exchanges += 1;
-        let exchange = Exchange { endpoint, number: process.exchanges };
-        let number = process.number;
-        process.clients[endpoint].busy = Some((question, request.clone(), exchange.number));
-        self.send_question(host, number, exchange, &request);
-        self.at(deadline, Happening::Overdue(host, number, exchange));
-    }
-
-    pub fn answer(&mut self, host: HostIx, number: u32, exchange: Exchange, answer: Result<Box<RenewAnswer>, String>) {
-        if self.hosts[host.0].guard.as_ref().is_some_and(|process| process.number == number && process.stopped) {
-            let cuts = self.hosts[host.0].links[exchange.endpoint].cuts[super::network::Direction::Answers as usize];
-            self.process(host, number, || Happening::Answer(host, number, exchange, cuts, answer));
-            return;
-        }
-        let Some(process) = self.hosts[host.0].guard.as_mut().filter(|process| process.number == number) else {
-            return;
-        };
-        let client = &mut process.clients[exchange.endpoint];
-        let Some((question, request, _)) = client.busy.take_if(|(.., busy)| *busy == exchange.number) else { return };
-        match answer.and_then(|answer| client.conversation.hear(&question, &request, *answer)) {
-            Ok(Heard::Answer(answer)) => self.event(host, Event::Answered(Box::new(answer))),
-            Ok(Heard::InFull(again)) => return self.send(host, exchange.endpoint, question, again),
-            Err(why) => self.unanswered(host, question.number, &why),
-        }
-        self.next_question(host, exchange.endpoint);
-    }
-
-    pub fn overdue(&mut self, host: HostIx, number: u32, exchange: Exchange) {
-        let Some(process) = self.process(host, number, || Happening::Overdue(host, number, exchange)) else { return };
-        let client = &mut process.clients[exchange.endpoint];
-        let Some((question, ..)) = client.busy.take_if(|(.., busy)| *busy == exchange.number) else { return };
-        self.unanswered(host, question.number, "no answer in time");
-        self.next_question(host, exchange.endpoint);
-    }
-
-    fn next_question(&mut self, host: HostIx, endpoint: usize) {
-        let Some(process) = &mut self.hosts[host.0].guard else { return };
-        let client = &mut process.clients[endpoint];
-        if client.busy.is_none()
-            && let Some(question) = client.waiting.take()
-        {
-            let request = client.conversation.ask(&question);
-            self.send(host, endpoint, question, request);
-        }
-    }
-
-    /// The core hears of it when every endpoint has failed.
-    fn unanswered(&mut self, host: HostIx, question: QuestionNumber, why: &str) {
-        let endpoints = self.setup.endpoints;
-        let Some(process) = &mut self.hosts[host.0].guard else { return };
-        let failed = process.failures.entry(question).or_default();
-        *failed += 1;
-        if *failed >= endpoints {
-            process.failures.retain(|&number, _| number > question);
-            self.event(host, Event::Unanswered { question, why: why.to_owned() });
         }
     }
 

@@ -13,8 +13,6 @@ use std::time::Duration;
 /// The hook's default deadline, and what of it the guard has.
 const HOOK_DEADLINE: Duration = Duration::from_secs(3);
 const ANSWER_WITHIN: Duration = Duration::from_millis(2850);
-/// libvirt kills the source's process this long after the cut-over.
-const SOURCE_ENDS: Duration = Duration::from_millis(100);
 
 pub(super) struct Qemu {
     pub key: ProcessKey,
@@ -52,16 +50,6 @@ impl Attempt {
         };
         ops.get(self.stage).copied()
     }
-}
-
-/// A migration as `leasehold migrate`, or plain libvirt, does it.
-pub(super) struct Migration {
-    pub domain: DomainIx,
-    pub from: HostIx,
-    pub to: HostIx,
-    pub unpaused: bool,
-    pub losing: bool,
-    pub over: bool,
 }
 
 /// What libvirt does when its time has come.
@@ -110,7 +98,7 @@ impl World<'_> {
         }
     }
 
-    fn job(&mut self, host: HostIx, delay: Delay, job: Job) {
+    pub fn job(&mut self, host: HostIx, delay: Delay, job: Job) {
         let boot = self.hosts[host.0].boot;
         self.soon(host, delay, Happening::Libvirt(host, boot, job));
     }
@@ -297,7 +285,7 @@ impl World<'_> {
 
     // --- ends -------------------------------------------------------------------------------------------------------
 
-    fn of(&self, host: HostIx, domain: DomainIx) -> Vec<usize> {
+    pub fn of(&self, host: HostIx, domain: DomainIx) -> Vec<usize> {
         let qemus = self.hosts[host.0].qemus.iter().enumerate();
         qemus.filter(|(_, qemu)| qemu.domain == domain && qemu.alive).map(|(at, _)| at).collect()
     }
@@ -396,83 +384,5 @@ impl World<'_> {
             }
         }
         self.refresh(host);
-    }
-
-    // --- migrations -------------------------------------------------------------------------------------------------
-
-    pub fn migrate(&mut self, domain: DomainIx, to: HostIx, unpaused: bool, losing: bool) -> Result<(), String> {
-        let from = (0..self.hosts.len()).map(HostIx).find(|&host| !self.of(host, domain).is_empty());
-        let name = &self.setup.names.domains[domain.0];
-        let from = from.ok_or_else(|| format!("{name} runs nowhere, so it cannot be migrated"))?;
-        if !self.open_migration(domain, from, to) {
-            return Ok(());
-        }
-        if unpaused {
-            self.record.unpaused.insert(domain);
-        }
-        self.migrations.push(Migration { domain, from, to, unpaused, losing, over: false });
-        self.job(to, Delay::Step, Job::Receive(domain));
-        Ok(())
-    }
-
-    fn cut_over(&mut self, at: usize) {
-        let Migration { domain, from, to, unpaused, over, .. } = self.migrations[at];
-        if over {
-            return;
-        }
-        if self.of(from, domain).is_empty() || self.of(to, domain).is_empty() {
-            return self.give_up_migration(at);
-        }
-        self.run_vcpus(from, domain, false);
-        if unpaused {
-            self.run_vcpus(to, domain, true);
-        }
-        let boot = self.hosts[from.0].boot;
-        self.after(SOURCE_ENDS, Happening::Libvirt(from, boot, Job::Finish(at)));
-    }
-
-    /// What the source's libvirt does with the last reply, or without it.
-    fn finish_migration(&mut self, at: usize) {
-        let Migration { domain, from, unpaused, losing, over, .. } = self.migrations[at];
-        if over {
-            return;
-        }
-        self.migrations[at].over = true;
-        if losing {
-            self.say_of(from, domain, Kind::Start, || "the last reply of its migration is lost".to_owned());
-            self.run_vcpus(from, domain, true);
-            if !unpaused {
-                self.abort(domain);
-            }
-            return;
-        }
-        for qemu in self.of(from, domain) {
-            let key = self.hosts[from.0].qemus[qemu].key;
-            self.wound(from, key, Delay::Proof);
-        }
-        self.moved(domain);
-    }
-
-    fn give_up_migration(&mut self, at: usize) {
-        self.migrations[at].over = true;
-        let Migration { domain, to, .. } = self.migrations[at];
-        for qemu in self.of(to, domain) {
-            let key = self.hosts[to.0].qemus[qemu].key;
-            self.wound(to, key, Delay::Proof);
-        }
-        self.abort(domain);
-    }
-
-    /// An end of it is lost: the other end gives up, and the source's libvirt lets its guest run on.
-    pub fn migration_lost(&mut self, host: HostIx) {
-        for at in 0..self.migrations.len() {
-            let Migration { domain, from, to, over, .. } = self.migrations[at];
-            if !over && (from == host || to == host) {
-                self.give_up_migration(at);
-                if to == host && self.hosts[from.0].libvirt == Service::Up {
-                    self.run_vcpus(from, domain, true);
-                }
-            }
-        }
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! | file | what is there |
 //! |---|---|
-//! | `script`, `phrase`, `when` | a scenario as an operator writes it (docs/simulate.md) |
+//! | `script`, `words`, `phrase`, `when` | a scenario as an operator writes it (docs/simulate.md) |
 //! | `world` | virtual time: a queue of what is due |
 //! | `faults` | what each line of a script does |
-//! | `host`, `device`, `libvirt`, `guard` | a machine, its watchdog, its libvirt and QEMUs, its guard process |
+//! | `host`, `device`, `libvirt`, `migration`, `guard`, `scan`, `client` | a machine, its watchdog, its libvirt and QEMUs, its guard process |
 //! | `network`, `authority` | the way to the authority, and the authority |
 //! | `noise` | every small delay, by the seed |
 //! | `random`, `shrink`, `campaign` | schedules drawn from a seed, a great many of them, and the shortest that still breaks a promise |
@@ -19,21 +19,25 @@
 mod authority;
 pub mod campaign;
 mod check;
+mod client;
 mod device;
 mod expect;
 mod faults;
 mod guard;
 mod host;
 mod libvirt;
+mod migration;
 mod network;
 mod noise;
 pub mod phrase;
 pub mod random;
 mod record;
 pub mod report;
+mod scan;
 pub mod script;
 pub mod shrink;
 pub mod when;
+mod words;
 mod world;
 
 use report::Report;

@@ -1,6 +1,6 @@
 //! The way between a node and the authority: for each endpoint and direction it delays, loses, duplicates, or is cut.
 
-use super::guard::Exchange;
+use super::client::Exchange;
 use super::noise::Delay;
 use super::phrase::HostIx;
 use super::world::{Happening, World};

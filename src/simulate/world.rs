@@ -2,9 +2,10 @@
 //! that the scenario's seed does not say.
 
 use super::authority::Authority;
-use super::guard::Exchange;
+use super::client::Exchange;
 use super::host::{Host, Power};
-use super::libvirt::{Job, Migration};
+use super::libvirt::Job;
+use super::migration::Migration;
 use super::network::Direction;
 use super::noise::Noise;
 use super::phrase::{DomainIx, HostIx};
