@@ -247,6 +247,24 @@ fn guard_restarted_after_the_permit_and_unkillable(device: Device) {
     story.assert_reset(killed + story.least()..last_feed + story.w());
 }
 
+/// The authority counts with the bound that it was told; a longer timeout would outlast that.
+#[test]
+fn guard_restarted_with_a_longer_timeout_and_unkillable() {
+    let script = r#"
+node
+freeze
+lose_contact
+kill_guard
+sed -i 's/^last_resort/timeout = "9s"\n&/' /etc/leasehold.toml
+guard
+until_ok state_is armed
+say armed with $(field timeout_s) s
+"#;
+    let Some((story, killed, last_feed)) = killed(Device::I6300esb, script) else { return };
+    assert_eq!(story.value("armed with"), "3 s");
+    story.assert_reset(killed + story.least()..last_feed + story.w());
+}
+
 fn guard_killed_with_nothing_enforced(device: Device) {
     let Some(story) = Machine::new(device, "empty_node\nkill_guard").run() else { return };
     let killed = story.when("killed");

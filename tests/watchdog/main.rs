@@ -12,3 +12,4 @@ mod machine;
 mod measuring;
 mod story;
 mod systemd;
+mod unaffected;
