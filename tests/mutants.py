@@ -1,138 +1,217 @@
 #!/usr/bin/env python3
-"""Deliberate one-line faults in the pure core and the authority's book, each of which some net must catch.
+"""Deliberate one-line faults (tests/mutants_table.py), each of which some net must catch.
 
-    tests/mutants.py            all of them, and docs/mutants.md anew
-    tests/mutants.py NAME...    those whose names contain a NAME
+    tests/mutants.py [NAME...]        until the first net that catches it; those whose names contain a NAME
+    tests/mutants.py --all [NAME...]  every net is asked; of the whole table, docs/mutants.md is made anew
 
-Each is made in a copy of the sources under target/mutants, built, and given to the unit and property tests first and to the
-model (LEASEHOLD_MODEL=quick) if those pass. One that passes both is a hole in the nets: the exit status is then 1. A text to
-be changed that is not there exactly once ends the run, so that the table cannot rot.
+All faults are compiled into one copy of the sources, under target/mutants/tree: there a function with faults chooses its
+body by LEASEHOLD_MUTANT when it is called. So the nets are built once, and are shown to pass without a fault first.
+
+A fault is caught when a named test fails. What fails otherwise (no build, a signal, a time-out), a text to be changed that
+is not there exactly once, and a page that does not list the table, are errors of the run. A fault that no net catches is
+a hole in the nets: the exit status is 1.
 """
-import os, re, shutil, subprocess, sys, time
+import json, os, re, shutil, subprocess, sys, time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from mutants_table import TABLE
+
 ROOT = Path(__file__).resolve().parent.parent
+# Under the root, whose .cargo/config.toml then holds for it too: what it depends on is built already.
 TREE = ROOT / "target/mutants/tree"
+PAGE = ROOT / "docs/mutants.md"
+PATIENCE = 120  # seconds for one net
 
-# name, rule of docs/design.md, file, text, mutant
-TABLE = [
-    ("the ttl counts from the answer", "1", "src/lease/answer.rs", "self.policy.timing.expires(asked.sent, ttl);", "self.policy.timing.expires(now, ttl);"),
-    ("drift lengthens a lease", "1", "src/lease/timing.rs", "ttl.saturating_sub(share(ttl, self.drift_ppm))", "ttl.saturating_add(share(ttl, self.drift_ppm))"),
-    ("a granted ttl may be longer than L", "1", "src/lease/timing.rs", "let ttl = ttl.min(self.ttl);\n        ttl.saturating_sub", "let ttl = ttl;\n        ttl.saturating_sub"),
-    ("an answer speaks of what its question did not name", "2", "src/lease/answer.rs", "if asked.named.contains(&claim.domain) {", "if true {"),
-    ("a found process is adopted by any answer", "2", "src/lease/answer.rs", "copy.epoch.is_none() && copy.asked_from <= answer.question && copy.dying.is_none()", "copy.epoch.is_none() && copy.dying.is_none()"),
-    ("an older question's answer counts", "3", "src/lease/answer.rs", "if answer.question <= self.folded || answer.list_wanted {", "if answer.list_wanted {"),
-    ("an answer to another guard process counts", "3", "src/lease/answer.rs", " || answer.incarnation != self.incarnation {", " {"),
-    ("an older epoch is renewed", "3", "src/lease/answer.rs", "if older || entry.is_sealed(claim.epoch) {", "if entry.is_sealed(claim.epoch) {"),
-    ("a denial is undone under its epoch", "7", "src/lease/answer.rs", "if older || entry.is_sealed(claim.epoch) {", "if older {"),
-    ("a claim that is not understood to renew still does", "3", "src/lease/answer.rs", "(ttl > Duration::ZERO).then_some(expires)", "Some(self.policy.timing.expires(asked.sent, self.policy.timing.ttl))"),
-    ("fed until E", "4", "src/lease/timing.rs", "expires - self.feed()\n", "expires\n"),
-    ("an open admission is not in the permit", "4", "src/lease/ladder.rs", "entry.copies.iter().map(copy).chain(admission).collect()", "entry.copies.iter().map(copy).chain(admission.take(0)).collect()"),
-    ("a found process does not stop the permit", "4", "src/lease/ladder.rs", "None if copy.dying.is_none() => copy.seen,", "None if copy.dying.is_none() => BootTime::NEVER,"),
-    ("a hung scan does not stop the permit", "4", "src/lease/guard.rs", "(self.scanned + timing.ttl).min(self.turned + timing.ttl)", "self.turned + timing.ttl"),
-    ("a hung core does not stop the permit", "4", "src/lease/guard.rs", "(self.scanned + timing.ttl).min(self.turned + timing.ttl)", "self.scanned + timing.ttl + timing.ttl"),
-    ("a lost ledger permits feeding", "State", "src/lease/guard.rs", "        if self.amnesia.is_some() {\n            return BootTime::ZERO;\n        }\n", ""),
-    ("a lost ledger gives receipts", "State", "src/lease/questions.rs", "if self.amnesia.is_some() {", "if false {"),
-    ("a lost ledger admits", "State", "src/lease/hooks.rs", "if self.amnesia.is_some() && call.op.admits() {", "if false {"),
-    ("a lost ledger is good without a later scan", "State", "src/lease/guard.rs", "&& scan.began > asked\n", "\n"),
-    ("a receipt with a process alive", "7", "src/lease/ledger.rs", "let alive = self.copies.iter().any(|copy| over(copy.epoch))\n            ||", "let alive ="),
-    ("a receipt with an admission open", "8", "src/lease/ledger.rs", "            || self.admission.as_ref().is_some_and(|admission| over(Some(admission.epoch)));", ";"),
-    ("a receipt without a scan since the denial", "7", "src/lease/ledger.rs", "!alive && scanned > seal.at && ", "!alive && "),
-    ("a receipt without a scan since the end", "7", "src/lease/ledger.rs", " && self.stirred.is_none_or(|stirred| scanned > stirred);", ";"),
-    ("a denial of an older epoch takes a newer lease", "3", "src/lease/answer.rs", "if newer || entry.seal.as_ref()", "if entry.seal.as_ref()"),
-    ("a denial leaves the lease", "7", "src/lease/ledger.rs", "            self.lease = None;\n        }\n        // rule 8", "        }\n        // rule 8"),
-    ("a denial cancels a start that may execute", "8", "src/lease/ledger.rs", "a.stage != Stage::Started && a.epoch <= seal.epoch", "a.epoch <= seal.epoch"),
-    ("`release` closes an admission at once", "8", "src/lease/hooks.rs", "(HookOp::Release, Some(open)) if own(open) => open.over = Some(now),", "(HookOp::Release, Some(open)) if own(open) => { let _ = open; entry.admission = None }"),
-    ("a scan begun before libvirt's word closes an admission", "8", "src/lease/guard.rs", "open.over.is_some_and(|over| scan.began > over) || dead", "open.over.is_some() || dead"),
-    ("`start` is not asked again", "8", "src/lease/admission.rs", "HookOp::Start => start(entry, call, now, policy),", "HookOp::Start => match &entry.admission {\n            Some(open) => Decision::Admit(Admission { stage: Stage::Started, since: now, ..open.clone() }),\n            None => start(entry, call, now, policy),\n        },"),
-    ("a start over a process that is not gone", "8", "src/lease/admission.rs", "if let Some(copy) = entry.copies.first() {", "if let Some(copy) = entry.copies.first().filter(|_| false) {"),
-    ("a start while an earlier one is open", "8", "src/lease/admission.rs", "Stage::Started => true,", "Stage::Started => false,"),
-    ("a start under a lease that is over", "10", "src/lease/admission.rs", "now < policy.timing.lapse(lease.expires) && ", ""),
-    ("a start of what is on hold", "Claims", "src/lease/admission.rs", "if lease.right == Right::Hold {", "if false {"),
-    ("a start by an incoming lease without a migration", "Migration", "src/lease/admission.rs", "if lease.right == Right::Incoming && !migrating {", "if false {"),
-    ("a hook that has given up is admitted", "8", "src/lease/hooks.rs", "Decision::Admit(_) if late =>", "Decision::Admit(_) if false =>"),
-    ("a lease renews what started under another epoch", "9", "src/lease/ledger.rs", "copy.epoch == Some(epoch) && copy.dying.is_none()", "copy.dying.is_none()"),
-    ("a stale process lives on", "9", "src/lease/ladder.rs", "} else if let Some(epoch) = newer {", "} else if let Some(epoch) = newer.filter(|_| false) {"),
-    ("the condemned are renewed", "7", "src/lease/ledger.rs", "copy.epoch == Some(epoch) && copy.dying.is_none()", "copy.epoch == Some(epoch)"),
-    ("nothing is killed at E", "4", "src/lease/ladder.rs", "&& now >= dying.kill_at", "&& now >= dying.kill_at + self.policy.timing.ttl"),
-    ("held on lapse, though the authority was not told", "Bargain", "src/lease/ledger.rs", "self.held_on_lapse && self.hold_known", "self.held_on_lapse"),
-    ("held domains limit the permit", "4", "src/lease/guard.rs", "let enforced = self.ledger.domains.values().filter(|entry| !entry.is_held());", "let enforced = self.ledger.domains.values();"),
-    ("stolen time is not noticed", "Bargain", "src/lease/answer.rs", "if there <= allowed {", "if true {"),
-    ("a drained node starts domains", "Drain", "src/lease/hooks.rs", "if self.ledger.drained.is_some() && call.op.admits() {", "if false {"),
-    ("all gone while something lives", "7", "src/lease/gone.rs", "entry.copies.is_empty() && entry.admission.is_none()", "entry.copies.is_empty()"),
-    ("all gone without a scan since the drain", "7", "src/lease/gone.rs", "(self.amnesia.is_none() && seen && empty)", "(self.amnesia.is_none() && empty)"),
-    ("another boot's ledger is believed", "State", "src/lease/ledger.rs", "if header.boot != boot {", "if false {"),
-    ("a denial is forgotten", "7", "src/lease/ledger.rs", "!idle(entry) || entry.seal.is_some()", "!idle(entry)"),
-    ("the bound has no W", "Timeline", "src/lease/timing.rs", "killed + self.watchdog.saturating_sub(self.feed()) / 2", "killed"),
-    ("a domain moves while its old share is leaving", "Bargain", "src/authority/leaving.rs", "if !record.leaving.is_empty() || record.owner.is_some() {", "if record.owner.is_some() {"),
-    ("a held share is freed by the bound", "Bargain", "src/authority/leaving.rs", "Some(bound_ms) if !share.held =>", "Some(bound_ms) =>"),
-    ("a share that was answered counts as never claimed", "Bargain", "src/authority/leaving.rs", "_ if unclaimed => Exit::Gone(Proof::NeverClaimed),", "_ if unclaimed || share.held => Exit::Gone(Proof::NeverClaimed),"),
-    ("a receipt of an older epoch frees a newer share", "Bargain", "src/authority/renew.rs", "leaving.node == *id && leaving.epoch <= sealed", "leaving.node == *id"),
-    ("another node's receipt frees a share", "Bargain", "src/authority/renew.rs", "leaving.node == *id && leaving.epoch <= sealed", "leaving.epoch <= sealed"),
-    ("a restart of the authority forgets who was renewed", "Bargain", "src/authority/book.rs", "seen.and_then(|seen| seen.bound_ms).map(|bound| now + Duration::from_millis(bound))", "seen.and_then(|seen| seen.bound_ms).map(|_| now)"),
-    ("a new boot is believed whatever its machine", "Bargain", "src/authority/boots.rs", "if !retired && settled && began_after && shown(&seen.machine, &q.machine) {", "if !retired && settled && began_after {"),
-    ("a boot that began before the last was heard is believed", "Bargain", "src/authority/boots.rs", "if !retired && settled && began_after && shown", "if !retired && settled && shown"),
-]
+SWITCH = """//! Which of the deliberate faults this process has; zero: none.
+use std::sync::OnceLock;
+pub fn active() -> u32 {
+    static ACTIVE: OnceLock<u32> = OnceLock::new();
+    *ACTIVE.get_or_init(|| std::env::var("LEASEHOLD_MUTANT").map_or(0, |number| number.parse().expect("a number")))
+}
+"""
 
-
-def sh(*command, **environment):
-    env = {**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target/mutants/build"), "CARGO_TERM_COLOR": "never", **environment}
-    return subprocess.run(command, cwd=TREE, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900)
-
-
+NODE = ["test", "--all-features", "--lib", "--test", "simulate"]
+CORE = ["test", "--profile", "checks", "--no-default-features", "--test", "model"]
+# name, build, target, arguments, environment
 NETS = [
-    ("unit and property tests", ["cargo", "test", "-q", "--no-default-features", "--lib"], {}),
-    ("model", ["cargo", "test", "-q", "--profile", "checks", "--no-default-features", "--test", "model", "no_reachable"], {"LEASEHOLD_MODEL": "quick"}),
+    ("unit", NODE, "leasehold", ["lease::", "authority::", "guard::", "hook::", "disks::", "node::watchdog::"], {"PROPTEST_RNG_SEED": "1"}),
+    ("model", CORE, "model", ["no_reachable"], {"LEASEHOLD_MODEL": "quick"}),
+    ("simulator", NODE, "simulate", [], {"LEASEHOLD_SCHEDULES": "300"}),
 ]
 
-
-def caught_by(name):
-    """The first net that a mutant fails in, and how it was told there; none: it survives."""
-    for net, command, environment in NETS:
-        ran = sh(*command, **environment)
-        if "error: could not compile" in ran.stdout or "error[E" in ran.stdout:
-            sys.exit(f"'{name}' does not compile:\n{ran.stdout[-3000:]}")
-        if ran.returncode != 0:
-            failed = re.findall(r"^    ([a-z_:0-9]+)$", ran.stdout, re.M)
-            return net, failed[0] if failed else "a panic"
-    return None
+CODE = re.compile(
+    r'//[^\n]*|b?r(#*)".*?"\1|b?"(?:[^"\\]|\\.)*"|b?\'(?:[^\'\\\n]|\\x..|\\u\{[^}]*\}|\\.)\'|/\*.*?\*/', re.S
+)
 
 
-def main():
-    wanted = sys.argv[1:]
-    if TREE.exists():
-        shutil.rmtree(TREE)
-    TREE.mkdir(parents=True)
-    for part in ["src", "tests/model", "tests/authority", "Cargo.toml", "Cargo.lock", ".cargo", "README.md"]:
+def functions(source):
+    """Where each function's body begins and ends, braces included, inner functions after the outer ones."""
+    # Comments, strings and characters blanked, so that every brace is one of the code's.
+    code = CODE.sub(lambda text: " " * len(text[0]), source)
+    for at in re.finditer(r"\bfn\s+\w+", code):
+        depth, begin = 0, None
+        for i in range(at.end(), len(code)):
+            if code[i] in "([{":
+                if code[i] == "{" and depth == 0:
+                    begin = i
+                depth += 1
+            elif code[i] in ")]}":
+                depth -= 1
+                if begin is not None and depth == 0:
+                    yield begin, i + 1
+                    break
+            elif code[i] == ";" and depth == 0:
+                break  # a declaration
+
+
+def infect(file, faults):
+    """The file's text, with a choice between bodies in each function that holds one of the faults' texts."""
+    source = (TREE / file).read_text()
+    bodies = {}
+    for number, (name, text, mutant) in faults.items():
+        if source.count(text) != 1:
+            sys.exit(f"'{name}': its text is in {file} {source.count(text)} times, not once")
+        at = source.index(text)
+        around = [body for body in functions(source) if body[0] < at and at + len(text) < body[1]]
+        if not around:
+            sys.exit(f"'{name}': its text in {file} is in no function's body")
+        begin, end = around[-1]
+        arm = source[begin:at] + mutant + source[at + len(text) : end]
+        bodies.setdefault((begin, end), []).append(f"{number} => {arm}")
+    for (begin, end), arms in sorted(bodies.items(), reverse=True):
+        choice = " ".join(arms + ["_ => " + source[begin:end]])
+        source = f"{source[:begin]}{{ match crate::mutant::active() {{ {choice} }} }}{source[end:]}"
+    return source
+
+
+def copy_sources(table):
+    shutil.rmtree(TREE, ignore_errors=True)
+    for part in ["src", "docs", "tests/model", "tests/authority", "tests/simulate", "tests/scenarios", "Cargo.toml", "Cargo.lock", "README.md"]:
         source, target = ROOT / part, TREE / part
         target.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    # The nets alone, and no binary that could be taken for the real one.
     manifest = (TREE / "Cargo.toml").read_text()
-    # Only the model is there to be run.
-    manifest = re.sub(r"\[\[(test|bench)\]\]\n(?!name = \"model\")(?:.+\n)+", "", manifest)
-    (TREE / "Cargo.toml").write_text(manifest.replace("[package]\n", "[package]\nautotests = false\n", 1))
-    rows, survivors = [], []
-    for name, rule, file, text, mutant in TABLE:
-        if wanted and not any(word in name for word in wanted):
-            continue
-        path = TREE / file
-        original = path.read_text()
-        if original.count(text) != 1:
-            sys.exit(f"'{name}': its text is in {file} {original.count(text)} times, not once")
-        path.write_text(original.replace(text, mutant))
-        began = time.monotonic()
-        caught = caught_by(name)
-        path.write_text(original)
-        net, test = caught or ("**nothing**", "-")
-        survivors += [] if caught else [name]
-        rows.append(f"| {name} | {rule} | `{file}` | {net} | `{test}` |")
-        print(f"{name}: {net} {test} ({time.monotonic() - began:.0f} s)", flush=True)
-    if not wanted:
-        head = "# Mutants\n\nDeliberate one-line faults, and the first net that catches each. `tests/mutants.py` makes this page.\n\n"
-        head += "| fault | rule | in | caught by | test |\n|---|---|---|---|---|\n"
-        (ROOT / "docs/mutants.md").write_text(head + "\n".join(rows) + "\n")
-    print(f"test result: {'FAILED' if survivors else 'ok'}. {len(rows) - len(survivors)} passed; {len(survivors)} failed; 0 ignored")
-    sys.exit(bool(survivors))
+    manifest = re.sub(r"\[\[(bin|test|bench)\]\]\n(?!name = \"(?:model|simulate)\")(?:.+\n)+", "", manifest)
+    manifest = re.sub(r"default-run = .*\n", "", manifest)
+    (TREE / "Cargo.toml").write_text(manifest.replace("[package]\n", "[package]\nautotests = false\nautobins = false\n", 1))
+    files = {}
+    for number, (name, _, file, text, mutant) in enumerate(table, 1):
+        files.setdefault(file, {})[number] = (name, text, mutant)
+    for file, faults in files.items():
+        (TREE / file).write_text(infect(file, faults))
+    (TREE / "src/mutant.rs").write_text(SWITCH)
+    root = TREE / "src/lib.rs"
+    root.write_text(root.read_text() + "#[allow(missing_docs)]\npub mod mutant;\n")
+
+
+def build():
+    """The nets' executables, by target."""
+    made = {}
+    environment = {**os.environ, "CARGO_TARGET_DIR": os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target"))}
+    # Two bodies of one function differ in what they use.
+    for command in NODE, CORE:
+        command = ["cargo", *command, "--no-run", "-q", "--message-format", "json-render-diagnostics"]
+        built = subprocess.run(command, cwd=TREE, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if built.returncode != 0:
+            sys.exit(f"the faults do not compile:\n{built.stderr}")
+        for line in built.stdout.splitlines():
+            message = json.loads(line)
+            if message.get("executable"):
+                made[message["target"]["name"]] = message["executable"]
+    return made
+
+
+class Broken(Exception):
+    """An error of the run."""
+
+
+def ask(net, made, number):
+    """What fails in a net with a fault: the tests' names, and the promise that is broken; none: it does not see the fault."""
+    name, _, target, arguments, environment = net
+    environment = {**os.environ, **environment, "LEASEHOLD_MUTANT": str(number), "RUST_BACKTRACE": "0"}
+    command = [made[target], *arguments]
+    try:
+        ran = subprocess.run(command, cwd=TREE, env=environment, text=True, errors="replace", stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise Broken(f"the net '{name}' does not end within {PATIENCE} s")
+    if ran.returncode == 0:
+        return None
+    failed = re.findall(r"^    ([a-z]\w*(?:::\w+)*)$", ran.stdout, re.M)
+    if ran.returncode < 0 or not failed:
+        raise Broken(f"the net '{name}' ends with {ran.returncode} and names no test:\n{ran.stdout[-3000:]}")
+    return sorted(set(failed))
+
+
+def try_fault(made, number, every):
+    """The nets that catch a fault, with what failed there."""
+    caught = {}
+    for net in NETS:
+        failed = ask(net, made, number)
+        if failed:
+            caught[net[0]] = failed
+            if not every:
+                break
+    return caught
+
+
+HEAD = """# Deliberate faults
+
+"""
+
+
+def page(rows):
+    nets = [net[0] for net in NETS]
+    lines = [HEAD + "| fault | rule | in | " + " | ".join(nets) + " |", "|---" * (3 + len(nets)) + "|"]
+    for (name, rule, file, *_), caught in rows:
+        cells = [f"`{caught[net][0]}`" + (f" +{len(caught[net]) - 1}" if len(caught[net]) > 1 else "") if net in caught else "" for net in nets]
+        lines.append(f"| {name} | {rule} | `{file}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    words = [word for word in sys.argv[1:] if word != "--all"]
+    every = "--all" in sys.argv
+    began = time.monotonic()
+    names = [row[0] for row in TABLE]
+    if len(set(names)) != len(names):
+        sys.exit("two faults have one name")
+    copy_sources(TABLE)
+    made = build()
+    print(f"{len(TABLE)} faults built in {time.monotonic() - began:.0f} s", flush=True)
+    wanted = [(number, row) for number, row in enumerate(TABLE, 1) if not words or any(word in row[0] for word in words)]
+    for net in NETS:
+        since = time.monotonic()
+        failed = ask(net, made, 0)
+        if failed:
+            sys.exit(f"without a fault, {failed} fail")
+        print(f"the net '{net[0]}' passes without a fault ({time.monotonic() - since:.1f} s)", flush=True)
+
+    def one(numbered):
+        number, (name, *_) = numbered
+        since = time.monotonic()
+        try:
+            caught, error = try_fault(made, number, every), None
+        except Broken as why:
+            caught, error = {}, str(why)
+        by = error or "; ".join(f"{net}: {failed[0]}" for net, failed in caught.items()) or "NOTHING CATCHES IT"
+        print(f"{name}: {by} ({time.monotonic() - since:.1f} s)", flush=True)
+        return caught, error
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(one, wanted))
+    bad = sum(1 for caught, error in results if error or not caught)
+    if every and not words and not any(error for _, error in results):
+        PAGE.write_text(page([(row, caught) for (_, row), (caught, _) in zip(wanted, results)]))
+    listed = re.findall(r"^\| (.+?) \| .+ \| `src/", PAGE.read_text() if PAGE.exists() else "", re.M)
+    if listed != names:
+        print(f"docs/mutants.md does not list the table's faults: {sorted(set(listed) ^ set(names))}; run tests/mutants.py --all")
+        bad += 1
+    print(f"{len(wanted)} faults in {time.monotonic() - began:.0f} s")
+    print(f"test result: {'FAILED' if bad else 'ok'}. {len(wanted) - sum(not c for c, _ in results)} passed; {bad} failed; 0 ignored; 0 measured; 0 filtered out")
+    sys.exit(bool(bad))
 
 
 main()
