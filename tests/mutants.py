@@ -72,7 +72,9 @@ def infect(file, faults):
     for number, (name, text, mutant) in faults.items():
         if source.count(text) != 1:
             sys.exit(f"'{name}': its text is in {file} {source.count(text)} times, not once")
-        at = source.index(text)
+        # What both have is there to find the place, and may begin before the body.
+        same = len(os.path.commonprefix([text, mutant]))
+        at, text, mutant = source.index(text) + same, text[same:], mutant[same:]
         around = [body for body in functions(source) if body[0] < at and at + len(text) < body[1]]
         if not around:
             sys.exit(f"'{name}': its text in {file} is in no function's body")
@@ -87,7 +89,7 @@ def infect(file, faults):
 
 def copy_sources(table):
     shutil.rmtree(TREE, ignore_errors=True)
-    for part in ["src", "docs", "tests/model", "tests/authority", "tests/simulate", "tests/scenarios", "Cargo.toml", "Cargo.lock", "README.md"]:
+    for part in ["src", "docs", "tests/model", "tests/simulate", "tests/scenarios", "Cargo.toml", "Cargo.lock", "README.md"]:
         source, target = ROOT / part, TREE / part
         target.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
@@ -95,7 +97,9 @@ def copy_sources(table):
     manifest = (TREE / "Cargo.toml").read_text()
     manifest = re.sub(r"\[\[(bin|test|bench)\]\]\n(?!name = \"(?:model|simulate)\")(?:.+\n)+", "", manifest)
     manifest = re.sub(r"default-run = .*\n", "", manifest)
-    (TREE / "Cargo.toml").write_text(manifest.replace("[package]\n", "[package]\nautotests = false\nautobins = false\n", 1))
+    manifest = manifest.replace("[package]\n", "[package]\nautotests = false\nautobins = false\n", 1)
+    manifest += "\n[profile.dev.package.leasehold]\ndebug = false\n"
+    (TREE / "Cargo.toml").write_text(manifest)
     files = {}
     for number, (name, _, file, text, mutant) in enumerate(table, 1):
         files.setdefault(file, {})[number] = (name, text, mutant)
