@@ -14,6 +14,7 @@ a hole in the nets: the exit status is 1.
 import json, os, re, shutil, subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 from mutants_table import TABLE
 
@@ -33,11 +34,14 @@ pub fn active() -> u32 {
 
 NODE = ["test", "--all-features", "--lib", "--test", "simulate"]
 CORE = ["test", "--profile", "checks", "--no-default-features", "--test", "model"]
-# name, build, target, arguments, environment
+UNITS = ["lease::", "authority::", "guard::", "hook::", "disks::", "node::watchdog::", "--skip", "authority::oracle"]
+PURE = ("src/lease/", "src/authority/")
+# name, build, target, arguments, environment, files whose faults it can see; the quickest first
 NETS = [
-    ("unit", NODE, "leasehold", ["lease::", "authority::", "guard::", "hook::", "disks::", "node::watchdog::"], {"PROPTEST_RNG_SEED": "1"}),
-    ("model", CORE, "model", ["no_reachable"], {"LEASEHOLD_MODEL": "quick"}),
-    ("simulator", NODE, "simulate", [], {"LEASEHOLD_SCHEDULES": "300"}),
+    ("unit tests", NODE, "leasehold", UNITS, {"PROPTEST_RNG_SEED": "1"}, "src/"),
+    ("simulator", NODE, "simulate", ["scenarios", "schedules"], {"LEASEHOLD_SCHEDULES": "200"}, (*PURE, "src/guard/")),
+    ("histories", NODE, "leasehold", ["oracle::no_history"], {"PROPTEST_RNG_SEED": "1"}, "src/authority/"),
+    ("model", CORE, "model", ["no_reachable"], {"LEASEHOLD_MODEL": "quick"}, PURE),
 ]
 
 CODE = re.compile(
@@ -76,6 +80,10 @@ def infect(file, faults):
         same = len(os.path.commonprefix([text, mutant]))
         at, text, mutant = source.index(text) + same, text[same:], mutant[same:]
         around = [body for body in functions(source) if body[0] < at and at + len(text) < body[1]]
+        if not around and "ACTIVE" in mutant:
+            # A whole item, which looks itself.
+            source = source[:at] + mutant.replace("ACTIVE", f"crate::mutant::active() == {number}") + source[at + len(text) :]
+            continue
         if not around:
             sys.exit(f"'{name}': its text in {file} is in no function's body")
         begin, end = around[-1]
@@ -98,7 +106,7 @@ def copy_sources(table):
     manifest = re.sub(r"\[\[(bin|test|bench)\]\]\n(?!name = \"(?:model|simulate)\")(?:.+\n)+", "", manifest)
     manifest = re.sub(r"default-run = .*\n", "", manifest)
     manifest = manifest.replace("[package]\n", "[package]\nautotests = false\nautobins = false\n", 1)
-    manifest += "\n[profile.dev.package.leasehold]\ndebug = false\n"
+    manifest += "\n[profile.dev.package.leasehold]\nopt-level = 1\ndebug = false\n"
     (TREE / "Cargo.toml").write_text(manifest)
     files = {}
     for number, (name, _, file, text, mutant) in enumerate(table, 1):
@@ -110,32 +118,47 @@ def copy_sources(table):
     root.write_text(root.read_text() + "#[allow(missing_docs)]\npub mod mutant;\n")
 
 
-def build():
-    """The nets' executables, by target."""
-    made = {}
-    environment = {**os.environ, "CARGO_TARGET_DIR": os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target"))}
-    # Two bodies of one function differ in what they use.
-    for command in NODE, CORE:
+class Nets:
+    """Builds what a net needs when it is first asked, and shows that it passes without a fault."""
+
+    def __init__(self):
+        self.lock, self.made, self.shown = Lock(), {}, set()
+
+    def executable(self, net):
+        name, command, target, *_ = net
+        with self.lock:
+            if target not in self.made:
+                since = time.monotonic()
+                self.build(command)
+                print(f"what the net '{name}' needs is built ({time.monotonic() - since:.0f} s)", flush=True)
+            if name not in self.shown:
+                since = time.monotonic()
+                if failed := ask(net, self.made[target], 0):
+                    raise Broken(f"without a fault, {failed} fail")
+                print(f"the net '{name}' passes without a fault ({time.monotonic() - since:.1f} s)", flush=True)
+                self.shown.add(name)
+            return self.made[target]
+
+    def build(self, command):
+        environment = {"CARGO_TARGET_DIR": str(ROOT / "target"), **os.environ}
         command = ["cargo", *command, "--no-run", "-q", "--message-format", "json-render-diagnostics"]
         built = subprocess.run(command, cwd=TREE, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if built.returncode != 0:
-            sys.exit(f"the faults do not compile:\n{built.stderr}")
-        for line in built.stdout.splitlines():
-            message = json.loads(line)
+            raise Broken(f"the faults do not compile:\n{built.stderr}")
+        for message in map(json.loads, built.stdout.splitlines()):
             if message.get("executable"):
-                made[message["target"]["name"]] = message["executable"]
-    return made
+                self.made[message["target"]["name"]] = message["executable"]
 
 
 class Broken(Exception):
     """An error of the run."""
 
 
-def ask(net, made, number):
+def ask(net, executable, number):
     """What fails in a net with a fault: the tests' names, and the promise that is broken; none: it does not see the fault."""
-    name, _, target, arguments, environment = net
+    name, _, _, arguments, environment, _ = net
     environment = {**os.environ, **environment, "LEASEHOLD_MUTANT": str(number), "RUST_BACKTRACE": "0"}
-    command = [made[target], *arguments]
+    command = [executable, *arguments]
     try:
         ran = subprocess.run(command, cwd=TREE, env=environment, text=True, errors="replace", stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE)
@@ -149,15 +172,13 @@ def ask(net, made, number):
     return sorted(set(failed))
 
 
-def try_fault(made, number, every):
+def try_fault(nets, number, file, every):
     """The nets that catch a fault, with what failed there."""
     caught = {}
     for net in NETS:
-        failed = ask(net, made, number)
-        if failed:
-            caught[net[0]] = failed
-            if not every:
-                break
+        if (every or not caught) and file.startswith(net[-1]):
+            if failed := ask(net, nets.executable(net), number):
+                caught[net[0]] = failed
     return caught
 
 
@@ -183,21 +204,13 @@ def main():
     if len(set(names)) != len(names):
         sys.exit("two faults have one name")
     copy_sources(TABLE)
-    made = build()
-    print(f"{len(TABLE)} faults built in {time.monotonic() - began:.0f} s", flush=True)
+    nets = Nets()
     wanted = [(number, row) for number, row in enumerate(TABLE, 1) if not words or any(word in row[0] for word in words)]
-    for net in NETS:
-        since = time.monotonic()
-        failed = ask(net, made, 0)
-        if failed:
-            sys.exit(f"without a fault, {failed} fail")
-        print(f"the net '{net[0]}' passes without a fault ({time.monotonic() - since:.1f} s)", flush=True)
-
     def one(numbered):
-        number, (name, *_) = numbered
+        number, (name, _, file, *_) = numbered
         since = time.monotonic()
         try:
-            caught, error = try_fault(made, number, every), None
+            caught, error = try_fault(nets, number, file, every), None
         except Broken as why:
             caught, error = {}, str(why)
         by = error or "; ".join(f"{net}: {failed[0]}" for net, failed in caught.items()) or "NOTHING CATCHES IT"
