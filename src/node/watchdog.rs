@@ -286,7 +286,8 @@ mod tests {
         open.device.write_all(b"V").unwrap();
         device.feed().unwrap();
         assert_eq!(written(&file), b"V\0");
-        assert!(!device.open.as_ref().unwrap().unsay, "once is enough");
+        let open = device.open.as_ref().unwrap();
+        assert!(open.by_ioctl && !open.unsay, "the ioctl was not tried, and the next feed is one");
     }
 
     #[test]

@@ -59,12 +59,17 @@ fn a_stale_copy_is_not_resumed_by_the_newer_epochs_lease() {
 }
 
 #[test]
-fn nothing_is_resumed_from_lapse_on() {
-    let (mut node, copy) = arrived(CopyState::Unknown);
-    node.answer(&[allow(WEB, 2)]);
-    node.run_dry(1060.0);
-    node.actions.clear();
+fn what_is_held_on_lapse_is_not_resumed_from_lapse_on() {
+    let mut node = Node::with(Policy { lapse: Lapse::Hold, ..policy() }, Memory::First(BOOT));
+    let copy = SeenCopy { state: CopyState::Paused, ..node.copy(WEB, 41) };
     node.scan(&[copy]);
+    node.question = None;
+    node.answer(&[incoming(2)]);
+    node.answer(&[allow(WEB, 2)]);
+    node.run_dry(node.now.as_nanos() as f64 / 1e9 + 13.0);
+    assert!(resumes(&node.actions) > 1, "asked for again while it does not run");
+    node.actions.clear();
+    assert_eq!(node.run_dry(1060.0), [], "it is held");
     assert_eq!(resumes(&node.actions), 0);
 }
 
