@@ -356,7 +356,8 @@ fn one_that_was_kept_open_is_not_closed_before_its_first_permit_for_that_would_f
         Box::new(move || resort.0.borrow_mut().resets += 1),
     );
     let fed = bench.machine().fed.len();
-    bench.permit(120.0).run(125.0);
+    bench.next = secs(121.0);
+    bench.permit(120.9).run(125.0);
     assert_eq!((bench.machine().fed.len(), bench.report.state()), (fed, FeedState::Starving));
 }
 
