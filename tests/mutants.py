@@ -17,11 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
+sys.dont_write_bytecode = True
 from mutants_table import TABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 # Under the root, whose .cargo/config.toml then holds for it too: what it depends on is built already.
 TREE = ROOT / "target/mutants/tree"
+PACKAGE = "leasehold-faults"
 PAGE = ROOT / "docs/mutants.md"
 PATIENCE = 120  # seconds for one net
 
@@ -117,8 +119,9 @@ def copy_sources(table):
     manifest = (TREE / "Cargo.toml").read_text()
     manifest = re.sub(r"\[\[(bin|test|bench)\]\]\n(?!name = \"(?:model|simulate)\")(?:.+\n)+", "", manifest)
     manifest = re.sub(r"default-run = .*\n", "", manifest)
-    manifest = manifest.replace("[package]\n", "[package]\nautotests = false\nautobins = false\n", 1)
-    manifest += "\n[profile.dev.package.leasehold]\ndebug = false\n"
+    # A name of its own: cargo would take what it built of one for the other, whose sources are no newer.
+    manifest = manifest.replace('[package]\nname = "leasehold"\n', f'[package]\nname = "{PACKAGE}"\nautotests = false\nautobins = false\n', 1)
+    manifest += f"\n[profile.dev.package.{PACKAGE}]\ndebug = false\n"
     (TREE / "Cargo.toml").write_text(manifest)
     files = {}
     for number, (name, _, file, text, mutant) in enumerate(table, 1):
