@@ -47,15 +47,24 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
     // No thread to take it, no deadline but the socket's timeouts; it has been said.
     let _ = limits.send(limit);
 
-    let call = Call { name, op, started, deadline: limit.deadline };
-    match (call.decide(std::io::stdin().lock()), op.can_refuse()) {
-        (Ok(()), _) | (Err(_), false) => ExitCode::SUCCESS,
-        // safety: an observing node promises nothing, so nobody relies on a refusal.
-        (Err(_), true) if observe.unwrap_or_else(configured_to_observe) => ExitCode::SUCCESS,
-        (Err(sentence), true) => {
+    let call = Call { name, op, started, deadline: limit.deadline, run_dir: Path::new(local::RUN_DIR) };
+    let verdict = call.decide(std::io::stdin().lock());
+    match refusal(verdict, op, || observe.unwrap_or_else(configured_to_observe)) {
+        None => ExitCode::SUCCESS,
+        Some(sentence) => {
             complain(&sentence);
             ExitCode::FAILURE
         }
+    }
+}
+
+/// The sentence to fail with, if libvirt is to be refused.
+fn refusal(verdict: Result<(), String>, op: HookOp, observes: impl FnOnce() -> bool) -> Option<String> {
+    match (verdict, op.can_refuse()) {
+        (Ok(()), _) | (Err(_), false) => None,
+        // safety: an observing node promises nothing, so nobody relies on a refusal.
+        (Err(_), true) if observes() => None,
+        (Err(sentence), true) => Some(sentence),
     }
 }
 
@@ -77,14 +86,16 @@ impl Limit {
     }
 }
 
-struct Call {
+struct Call<'a> {
     name: String,
     op: HookOp,
     started: Instant,
     deadline: Duration,
+    /// The guard's.
+    run_dir: &'a Path,
 }
 
-impl Call {
+impl Call<'_> {
     /// `Err` is the sentence for `virsh start`.
     fn decide(&self, xml: impl Read) -> Result<(), String> {
         let mut xml = Reader::from_reader(BufReader::new(xml.take(MAX_READ)));
@@ -109,11 +120,11 @@ impl Call {
         };
         // The guard answers within its time; the extra is for a guard that does not, and ends before our own.
         let patience = within + RETURN / 2;
-        match local::ask(Path::new(local::RUN_DIR), &Request::Hook(request), patience) {
+        match local::ask(self.run_dir, &Request::Hook(request), patience) {
             Ok(Reply::Allow) => Ok(()),
             Ok(Reply::Refuse(sentence)) => Err(sentence),
             // safety: the guard owns what runs; here only a positively ended lease may kill (see may_reconnect).
-            _ if self.op == HookOp::Reconnect => reconnect_without_guard(domain),
+            _ if self.op == HookOp::Reconnect => reconnect_without_guard(self.run_dir, domain),
             Ok(Reply::Bad(why)) => Err(self.guard_hangs(domain, &why)),
             Ok(_) => Err(self.guard_hangs(domain, "it answered something else: is it of another version?")),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
@@ -142,9 +153,8 @@ impl Call {
 }
 
 /// With the guard away, its ledger decides; what it does not know is allowed.
-fn reconnect_without_guard(domain: DomainId) -> Result<(), String> {
-    let path = local::ledger_path(Path::new(local::RUN_DIR));
-    let Ok(bytes) = files::read_bounded(&path, 64 << 20) else { return Ok(()) };
+fn reconnect_without_guard(run_dir: &Path, domain: DomainId) -> Result<(), String> {
+    let Ok(bytes) = files::read_bounded(&local::ledger_path(run_dir), 64 << 20) else { return Ok(()) };
     let Ok(boot) = host::boot_id() else { return Ok(()) };
     let Recovered::Restored(ledger) = Ledger::recover(&bytes, boot) else { return Ok(()) };
     let unknown = Entry::default();
@@ -255,6 +265,41 @@ mod tests {
 
     fn identity(xml: &str) -> Result<Identity, String> {
         identify(&mut Reader::from_reader(xml.as_bytes()))
+    }
+
+    fn decide(op: HookOp, run_dir: &Path, xml: &str) -> Result<(), String> {
+        let (started, deadline) = (Instant::now(), RETURN + Duration::from_millis(50));
+        Call { name: "web-1".into(), op, started, deadline, run_dir }.decide(xml.as_bytes())
+    }
+
+    #[test]
+    fn a_start_is_refused_where_the_guard_is_away_or_hangs_and_a_reconnect_is_not() {
+        let xml = format!("<domain><uuid>{UUID}</uuid><devices/></domain>");
+        let directory = tempfile::tempdir().unwrap();
+        let refused = |why: &str| {
+            let sentence = decide(HookOp::Prepare, directory.path(), &xml).unwrap_err();
+            assert!(sentence.contains(UUID) && sentence.contains(why), "{sentence}");
+            assert_eq!(decide(HookOp::Reconnect, directory.path(), &xml), Ok(()), "it would kill what runs");
+        };
+        refused("systemctl start leasehold");
+        let _hangs = std::os::unix::net::UnixListener::bind(local::socket_path(directory.path())).unwrap();
+        refused("nothing within");
+    }
+
+    #[test]
+    fn what_begins_is_refused_what_ends_never_and_an_observing_node_refuses_nothing() {
+        let no = || Err("no".to_owned());
+        assert_eq!(refusal(no(), HookOp::Prepare, || false), Some("no".into()));
+        assert_eq!(refusal(no(), HookOp::Prepare, || true), None);
+        assert_eq!(refusal(no(), HookOp::Release, || false), None);
+        assert_eq!(refusal(Ok(()), HookOp::Prepare, || false), None);
+        let settings = |observe| HookSettings { deadline_ms: 3000, observe, node: "n1".into() };
+        let refuses = |op, observe| Limit::of(Some(&settings(observe)), op).refuses;
+        assert!(refuses(HookOp::Prepare, false) && refuses(HookOp::Start, false), "a late verdict");
+        assert!(Limit::of(None, HookOp::Prepare).refuses, "whatever is known of this node");
+        for (op, observe) in [(HookOp::Prepare, true), (HookOp::Release, false), (HookOp::Reconnect, false)] {
+            assert!(!refuses(op, observe), "{op:?}");
+        }
     }
 
     #[test]

@@ -83,6 +83,9 @@ inner_tests() {
 # The pure core alone, optimised: millions of its states.
 model() { cargo test --profile checks --no-default-features --test model; }
 
+# Faults made on purpose, one line each: some net must catch each of them (docs/mutants.md).
+faults() { python3 tests/mutants.py; }
+
 build() {
   cargo build --release --features leasehold-authority --bin leasehold-authority &&
     cp "$release/leasehold-authority" "$binaries/" &&
@@ -133,6 +136,7 @@ stage lints cargo clippy --all-targets --all-features -- -D warnings
 stage "licences, bans, sources" deny
 stage "unit and property tests" inner_tests
 stage "model" model
+stage "deliberate faults" faults
 if stage "release build" build; then
   stage "the binary" binary
   stage "100 000 schedules of faults" schedules

@@ -365,3 +365,32 @@ fn error(report: &FeedReport) -> Option<String> {
 fn cannot_start(error: io::Error) -> String {
     format!("its threads cannot be started: {error}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::timing::Profile;
+
+    fn promised(state: FeedState, needs: f64, timeout: u32, strict: bool) -> Option<f64> {
+        let timing = Timing::profile(Profile::Default);
+        bound(state, &timing, Duration::from_secs_f64(needs), timeout, strict).map(|bound| bound.as_secs_f64())
+    }
+
+    #[test]
+    fn a_bound_is_promised_exactly_while_the_device_is_armed_or_runs_out() {
+        use FeedState::*;
+        for state in [Armed, Starving, Abandoned, Fencing] {
+            assert_eq!(promised(state, 10.0, 10, false), Some(26.0), "{state:?}");
+        }
+        for state in [Waiting, Disarmed, Refused, Failing] {
+            assert_eq!(promised(state, 10.0, 10, false), None, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn it_is_made_of_the_timeout_read_back_and_of_what_the_device_needs_and_a_strict_one_counts_a_late_feed() {
+        assert_eq!(promised(FeedState::Armed, 8.0, 8, false), Some(24.0), "asked for 10 s, it took 8");
+        assert_eq!(promised(FeedState::Armed, 20.0, 10, false), Some(35.235), "an iTCO_wdt");
+        assert_eq!(promised(FeedState::Armed, 10.0, 10, true), Some(36.0));
+    }
+}

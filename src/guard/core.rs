@@ -173,3 +173,59 @@ fn carry_out(guard: &mut Guard, event: Event, hands: &Hands, timer: &BootTimer, 
         std::process::abort();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::event::Scan;
+    use crate::lease::guard::Memory;
+    use crate::lease::id::{BootId, Incarnation};
+    use crate::lease::policy::{Lapse, Policy, Unkillable};
+    use crate::lease::timing::{Profile, Timing};
+    use std::time::Duration;
+
+    /// What the feed thread may do after these events, a second apart.
+    fn after(events: &[fn(BootTime) -> Event]) -> (Guard, DisarmOrder, Permit) {
+        let policy = Policy {
+            node: "n1".parse().unwrap(),
+            observe: false,
+            timing: Timing::profile(Profile::Default),
+            rules: vec![],
+            lapse: Lapse::Kill,
+            unkillable: Unkillable::Reset,
+            bound: None,
+        };
+        let (boot, incarnation) = (BootId::from_bytes([7; 16]), Incarnation::from_bytes([9; 16]));
+        let mut guard = Guard::new(policy, incarnation, Memory::First(boot));
+        let (disarm, permit) = (DisarmOrder::default(), Permit::default());
+        let mut now = BootTime::ZERO + Duration::from_secs(100);
+        for event in events {
+            now = now + Duration::from_secs(1);
+            let _ = guard.step(now, event(now));
+            allow_feeding(&guard, Some(&disarm), &permit);
+        }
+        (guard, disarm, permit)
+    }
+
+    fn scanned(now: BootTime) -> Event {
+        Event::Scanned(Scan { began: now - Duration::from_millis(1), copies: vec![], dead_daemons: vec![] })
+    }
+
+    #[test]
+    fn the_permit_is_published_after_every_turn() {
+        let (guard, _, permit) = after(&[|_| Event::Tick, scanned]);
+        assert_eq!(permit.until(), guard.permit());
+        assert!(permit.until() > BootTime::ZERO);
+        assert!(!permit.fences());
+    }
+
+    #[test]
+    fn the_proof_is_given_when_a_drained_node_is_empty_and_taken_back_before_anything_starts_again() {
+        let drained: [fn(BootTime) -> Event; 4] = [|_| Event::Tick, scanned, |_| Event::Drain(true), scanned];
+        let (guard, disarm, permit) = after(&drained);
+        assert!(disarm.proof().is_some());
+        assert_eq!(permit.until(), guard.permit());
+        let undrained = [&drained[..], &[|_| Event::Drain(false)]].concat();
+        assert!(after(&undrained).1.proof().is_none());
+    }
+}

@@ -123,3 +123,6 @@ fn run(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -37,6 +37,13 @@ impl Record {
         Ok(Record { lines, dropped, open })
     }
 
+    /// One whose lines go to a test.
+    #[cfg(test)]
+    pub fn for_tests() -> (Record, Receiver<Notice>) {
+        let (lines, told) = sync_channel(WAITING);
+        (Record { lines, dropped: Arc::default(), open: Arc::default() }, told)
+    }
+
     /// Passes a line on.
     pub fn tell(&self, notice: Notice) {
         self.open.fetch_add(1, Ordering::AcqRel);

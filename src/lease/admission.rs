@@ -85,9 +85,7 @@ fn gate(entry: &Entry, call: &HookCall, now: BootTime, policy: &Policy, stage: S
         Ok(lease) => lease,
         Err(no) => return no,
     };
-    let announced = |open: &Admission| {
-        open.stage == Stage::Migrating && open.daemon == call.daemon && now.since(open.since) < MIGRATE_TO_PREPARE
-    };
+    let announced = |open: &Admission| open.stage == Stage::Migrating && open.daemon == call.daemon;
     let migrating = stage == Stage::Migrating || entry.admission.as_ref().is_some_and(announced);
     if lease.right == Right::Incoming && !migrating {
         return Decision::NeedsAnswer(format!(

@@ -10,29 +10,26 @@ use std::time::Duration;
 /// Bounds kept apart; more are counted as the smallest of them.
 const MOST_KEPT: usize = 4;
 
-/// A bound, and the timeline it was computed from. A guard's death keeps it: the device it had armed runs on, and fires
+/// A bound, and what of the timeline it was computed from. A guard's death keeps it: the device it had armed runs on, and fires
 /// unless a later guard feeds it under the permit. So the next guard goes on promising it before its device is armed, or
 /// each restart would leave the node without a bound until everything answered meanwhile has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Promise {
     bound: Duration,
     ttl: Duration,
-    watchdog: Duration,
     margin: Duration,
 }
 
 impl Promise {
     /// With an armed watchdog.
     pub fn new(bound: Duration, timing: &Timing) -> Promise {
-        Promise { bound, ttl: timing.ttl, watchdog: timing.watchdog, margin: timing.margin }
+        Promise { bound, ttl: timing.ttl, margin: timing.margin }
     }
 
-    /// The bound, if the timeline is still the one it was computed from, and the device about to be armed keeps it: `needs`
-    /// is what that takes from its last feed to the reset.
+    /// The bound, if this timeline and the device about to be armed keep it too: `needs` is what that takes from its last
+    /// feed to the reset.
     pub fn still_holds(&self, timing: &Timing, strict: bool, needs: Duration) -> Option<Duration> {
-        let kept = *self == Promise::new(self.bound, timing)
-            && timing.promises(Watchdog::Needs(needs), strict).is_some_and(|bound| bound <= self.bound);
-        kept.then_some(self.bound)
+        timing.promises(Watchdog::Needs(needs), strict).filter(|bound| *bound <= self.bound).map(|_| self.bound)
     }
 
     /// Whether a device with this timeout, which then needs so long, keeps it.

@@ -143,6 +143,13 @@ struct Open {
     shortest: u32,
 }
 
+impl Open {
+    /// Of an earlier guard. The least timeout it takes was found by that one; asking for it again would feed it.
+    fn kept(device: File, options: u32, timeout: u32) -> Open {
+        Open { device, by_ioctl: options & KEEPALIVEPING != 0, unsay: true, timeout, shortest: timeout }
+    }
+}
+
 impl LinuxWatchdog {
     /// Opens nothing yet.
     pub fn new(path: &Path, nowayout: bool) -> LinuxWatchdog {
@@ -158,9 +165,8 @@ impl LinuxWatchdog {
         let device = File::from(kept);
         let options = sys::watchdog_support(device.as_fd())?.options;
         let timeout = sys::watchdog_timeout(device.as_fd())?;
-        // The least it takes was found by the guard that armed it; asking for it again would feed it.
-        let open = Open { device, by_ioctl: options & KEEPALIVEPING != 0, unsay: true, timeout, shortest: timeout };
-        Ok((LinuxWatchdog { path: path.to_owned(), nowayout, open: Some(open) }, timeout))
+        let open = Some(Open::kept(device, options, timeout));
+        Ok((LinuxWatchdog { path: path.to_owned(), nowayout, open }, timeout))
     }
 }
 
@@ -260,6 +266,41 @@ mod tests {
             assert!(error.to_string().contains(expected), "{error}");
         }
         assert_eq!(file.path().metadata().unwrap().len(), 0);
+    }
+
+    /// One taken over from an earlier guard, and what stands for its device: it takes the writes of one and no ioctl.
+    fn kept() -> (LinuxWatchdog, tempfile::NamedTempFile) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = Some(Open::kept(file.reopen().unwrap(), KEEPALIVEPING, 10));
+        (LinuxWatchdog { path: file.path().to_owned(), nowayout: false, open }, file)
+    }
+
+    fn written(file: &tempfile::NamedTempFile) -> Vec<u8> {
+        fs::read(file.path()).unwrap()
+    }
+
+    #[test]
+    fn no_close_says_goodbye_but_the_one_with_the_proof() {
+        let (mut abandoned, file) = kept();
+        abandoned.abandon();
+        assert_eq!(written(&file), b"");
+        let (dropped, file) = kept();
+        drop(dropped);
+        assert_eq!(written(&file), b"");
+        let (mut disarmed, file) = kept();
+        disarmed.disarm(AllGone::for_tests()).unwrap();
+        assert_eq!(written(&file), b"V");
+    }
+
+    #[test]
+    fn the_first_feed_of_one_that_was_taken_over_is_a_write_which_takes_back_a_goodbye() {
+        let (mut device, file) = kept();
+        let open = device.open.as_mut().unwrap();
+        open.device.write_all(b"V").unwrap();
+        device.feed().unwrap();
+        assert_eq!(written(&file), b"V\0");
+        let open = device.open.as_ref().unwrap();
+        assert!(open.by_ioctl && !open.unsay, "the ioctl was not tried, and the next feed is one");
     }
 
     #[test]

@@ -86,6 +86,30 @@ fn a_machine_that_cannot_show_which_it_is_waits_for_its_old_boots_bound() {
 }
 
 #[test]
+fn such_a_machine_is_no_more_itself_for_having_been_served_long() {
+    let (mut desk, mut n1) = (Desk::new(), Guard { machine: "", ..Guard::new("n1") });
+    desk.grant("n1").unwrap();
+    for _ in 0..4 {
+        desk.ask(&mut n1);
+        desk.pass(secs(10));
+    }
+    n1.reboot(desk.now - secs(5));
+    assert!(desk.ask(&mut n1).conflict.unwrap().contains("cannot show which it is"));
+}
+
+#[test]
+fn no_silence_frees_what_was_held_on_lapse_when_it_was_revoked() {
+    let (mut desk, mut first) = running();
+    first.held = true;
+    desk.ask(&mut first);
+    desk.revoke();
+    desk.pass(secs(600));
+    let booted = desk.now - secs(5);
+    let mut second = Guard { boot: 7, incarnation: 7, machine: "clone", booted, ..Guard::new("n1") };
+    assert!(desk.ask(&mut second).conflict.is_some(), "its receipt would be for what the first one still holds");
+}
+
+#[test]
 fn a_delayed_question_of_the_old_boot_raises_no_alarm() {
     let (mut desk, mut n1) = running();
     desk.pass(secs(30));

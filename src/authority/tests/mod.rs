@@ -482,6 +482,21 @@ fn what_could_not_be_written_did_not_happen() {
 }
 
 #[test]
+fn what_an_operation_that_could_not_be_written_cost_in_caution_stays() {
+    let (mut desk, mut n1) = running();
+    desk.pass(secs(5));
+    // The next guard's first question changes what is kept of the node.
+    n1.incarnation += 1;
+    let question = n1.question(desk.now);
+    let outcome = desk.book.renew(Now { at: desk.now, wall: "then" }, &n("n1"), question);
+    assert!(!outcome.writes.is_empty());
+    let _restore = desk.book.undo(outcome.undo);
+    desk.book.settled();
+    desk.revoke();
+    assert_eq!(desk.safe_in(), Some(BOUND), "as if that answer had left");
+}
+
+#[test]
 fn what_a_failed_commit_was_about_is_renewed_nothing_until_it_is_settled() {
     let (mut desk, mut n1) = running();
     let now = Now { at: desk.now, wall: "then" };

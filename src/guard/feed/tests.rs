@@ -88,7 +88,8 @@ impl Model {
 impl Watchdog for Model {
     fn arm(&mut self, seconds: u32) -> Result<u32, ArmError> {
         let driver = self.0.borrow().driver;
-        if self.0.borrow().busy {
+        // One at a time has it open (watchdog_open, drivers/watchdog/watchdog_dev.c).
+        if self.0.borrow().busy || self.0.borrow().open {
             return Err(ArmError::Open(io::Error::from_raw_os_error(libc::EBUSY)));
         }
         self.hit();
@@ -324,7 +325,8 @@ fn a_timeout_that_cannot_be_set_is_refused_and_one_that_was_clamped_is_told_and_
     assert_eq!((bench.report.state(), bench.report.timeout()), (FeedState::Refused, 0));
     let mut bench = Bench::new(Driver { clamp: (1, 2), ..GOOD }, Keeper::Nobody);
     bench.permit(1000.0).run(500.0);
-    assert_eq!((bench.report.timeout(), bench.machine().fired), (2, None), "fed every half second");
+    assert_eq!((bench.report.timeout(), bench.machine().fired), (2, None));
+    assert_eq!(bench.report.longest_gap(), Duration::from_millis(500), "four feeds fit in a timeout");
 }
 
 #[test]
@@ -350,6 +352,25 @@ fn one_that_was_kept_open_is_fed_under_a_permit_alone_and_never_opened_again() {
     assert_eq!((bench.report.state(), bench.machine().fired), (FeedState::Armed, None));
     bench.permit(0.0).run(300.0);
     assert!(bench.machine().fired.is_some());
+}
+
+#[test]
+fn one_that_was_kept_open_is_not_closed_before_its_first_permit_for_that_would_feed_it() {
+    let mut bench = Bench::new(GOOD, Keeper::FdStore);
+    bench.permit(1000.0).run(120.0);
+    let (clock, resort) = (bench.model.clone(), bench.model.clone());
+    bench.report = report_of(Keeper::Nobody);
+    bench.feeder = Feeder::adopting(
+        (bench.model.clone(), 10),
+        orders(None),
+        &bench.report,
+        Box::new(move || clock.0.borrow().now),
+        Box::new(move || resort.0.borrow_mut().resets += 1),
+    );
+    let fed = bench.machine().fed.len();
+    bench.next = secs(121.0);
+    bench.permit(120.9).run(125.0);
+    assert_eq!((bench.machine().fed.len(), bench.report.state()), (fed, FeedState::Starving));
 }
 
 #[test]

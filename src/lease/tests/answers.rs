@@ -141,3 +141,110 @@ fn a_restarted_authoritys_clock_is_not_compared_with_its_predecessors() {
     node.step(Event::Answered(Box::new(answer)));
     assert_eq!(node.run_dry(node.now.as_nanos() as f64 / 1e9 + 5.0), []);
 }
+
+#[test]
+fn an_older_epoch_changes_nothing_allowed_or_denied() {
+    let mut node = Node::new();
+    node.question = None;
+    node.step(Event::Hinted(vec![WEB]));
+    node.answer(&[allow(WEB, 5)]);
+    let before = node.guard.ledger().domains[&WEB].clone();
+    for older in [allow(WEB, 4), deny(WEB, 4)] {
+        node.answer(&[older]);
+        assert_eq!(node.guard.ledger().domains[&WEB], before);
+    }
+}
+
+#[test]
+fn an_answer_that_wants_the_whole_list_renews_denies_and_acknowledges_nothing() {
+    let mut node = Node::leased(1010.0);
+    node.answer(&[deny(WEB, 2)]);
+    node.scan(&[]);
+    let question = node.ask();
+    assert_eq!(question.receipts.len(), 1);
+    let before = node.guard.ledger().clone();
+    let answer = RenewAnswer { list_wanted: true, ..node.answer_to(&question, &[allow(WEB, 3)]) };
+    node.step(Event::Answered(Box::new(answer)));
+    assert_eq!(*node.guard.ledger(), before);
+}
+
+#[test]
+fn a_receipt_that_is_answered_with_a_newer_denial_is_none_for_that() {
+    let mut node = Node::leased(1010.0);
+    node.answer(&[deny(WEB, 2)]);
+    node.scan(&[]);
+    node.question = None;
+    node.step(Event::Hinted(vec![WEB]));
+    let question = node.ask();
+    assert_eq!((question.receipts[0].epoch, question.domains[0].domain), (Epoch(2), WEB));
+    let answer = node.answer_to(&question, &[deny(WEB, 3)]);
+    node.step(Event::Answered(Box::new(answer)));
+    node.scan(&[]);
+    node.question = None;
+    assert_eq!(node.ask().receipts[0].epoch, Epoch(3), "due until it is answered itself");
+}
+
+#[test]
+fn an_answer_that_grants_no_time_gives_no_lease() {
+    let mut node = Node::new();
+    node.question = None;
+    node.step(Event::Hinted(vec![WEB]));
+    let question = node.ask();
+    let answer = RenewAnswer { ttl_ms: 0, ..node.answer_to(&question, &[allow(WEB, 1)]) };
+    node.step(Event::Answered(Box::new(answer)));
+    assert!(node.guard.ledger().domains.get(&WEB).is_none_or(|entry| entry.lease.is_none()));
+}
+
+#[test]
+fn a_newer_epoch_cancels_a_start_let_through_under_the_older_and_renews_nothing_of_it() {
+    let mut node = Node::leased(1010.0);
+    assert_eq!(node.hook(WEB, HookOp::Prepare), Some(Verdict::Allow));
+    node.answer(&[allow(WEB, 2)]);
+    assert_eq!(node.guard.ledger().domains[&WEB].admission, None);
+    let mut node = Node::running(1010.0);
+    let expires = node.guard.ledger().domains[&WEB].copies[0].expires;
+    node.answer(&[allow(WEB, 2)]);
+    assert_eq!(node.guard.ledger().domains[&WEB].copies[0].expires, expires, "rule 9");
+}
+
+#[test]
+fn a_renewal_never_shortens_and_covers_a_start_that_is_under_way() {
+    let mut node = Node::leased(1010.0);
+    let ends = |node: &Node| {
+        let entry = &node.guard.ledger().domains[&WEB];
+        (entry.lease.as_ref().unwrap().expires, entry.admission.as_ref().unwrap().expires)
+    };
+    node.hook(WEB, HookOp::Prepare);
+    node.hook(WEB, HookOp::Start);
+    let (before, _) = ends(&node);
+    node.answer(&[allow(WEB, 1)]);
+    let (renewed, start) = ends(&node);
+    assert!(renewed > before && start == renewed, "{before:?} {renewed:?} {start:?}");
+    let question = node.ask();
+    let shorter = RenewAnswer { ttl_ms: 1000, ..node.answer_to(&question, &[allow(WEB, 1)]) };
+    node.step(Event::Answered(Box::new(shorter)));
+    assert_eq!(ends(&node), (renewed, renewed));
+}
+
+#[test]
+fn a_start_under_way_ends_with_stolen_time_too() {
+    let mut node = Node::leased(1010.0);
+    node.hook(WEB, HookOp::Prepare);
+    node.hook(WEB, HookOp::Start);
+    node.authority_clock += 60_000;
+    node.answer(&[allow(WEB, 1)]);
+    assert!(node.guard.ledger().domains[&WEB].admission.as_ref().unwrap().expires <= node.now);
+    assert!(node.guard.permit() < node.now);
+}
+
+#[test]
+fn what_was_found_running_after_a_question_is_not_adopted_by_its_answer() {
+    let mut node = Node::leased(1010.0);
+    let early = node.ask();
+    assert!(early.domains.iter().any(|named| named.domain == WEB), "it is named, as a lease");
+    let found = node.copy(WEB, 41);
+    node.scan(&[found]);
+    let answer = node.answer_to(&early, &[allow(WEB, 1)]);
+    node.step(Event::Answered(Box::new(answer)));
+    assert_eq!(node.guard.ledger().domains[&WEB].copies[0].epoch, None);
+}

@@ -44,9 +44,33 @@ fn it_waits_paused_while_it_may_only_come_and_is_resumed_when_it_is_this_nodes()
     // Once it has run, what pauses it is somebody's will.
     node.scan(&[SeenCopy { state: CopyState::Running, ..copy.clone() }]);
     node.scan(std::slice::from_ref(&copy));
+    node.actions.clear();
     for _ in 0..3 {
-        assert_eq!(resumes(&node.answer(&[allow(WEB, 2)])), 0);
+        node.answer(&[allow(WEB, 2)]);
     }
+    assert_eq!(resumes(&node.actions), 0);
+}
+
+#[test]
+fn a_stale_copy_is_not_resumed_by_the_newer_epochs_lease() {
+    let (mut node, _) = arrived(CopyState::Paused);
+    node.answer(&[allow(WEB, 3)]);
+    assert_eq!((resumes(&node.actions), destroyed(&node.actions)), (0, 1));
+}
+
+#[test]
+fn what_is_held_on_lapse_is_not_resumed_from_lapse_on() {
+    let mut node = Node::with(Policy { lapse: Lapse::Hold, ..policy() }, Memory::First(BOOT));
+    let copy = SeenCopy { state: CopyState::Paused, ..node.copy(WEB, 41) };
+    node.scan(&[copy]);
+    node.question = None;
+    node.answer(&[incoming(2)]);
+    node.answer(&[allow(WEB, 2)]);
+    node.run_dry(node.now.as_nanos() as f64 / 1e9 + 13.0);
+    assert!(resumes(&node.actions) > 1, "asked for again while it does not run");
+    node.actions.clear();
+    assert_eq!(node.run_dry(1060.0), [], "it is held");
+    assert_eq!(resumes(&node.actions), 0);
 }
 
 #[test]

@@ -75,3 +75,29 @@ fn denials_are_remembered_and_the_ledger_stays_small() {
     assert_eq!(node.guard.ledger().domains.len(), 1000);
     assert!(node.guard.ledger().domains.contains_key(ids.last().unwrap()), "the newest are kept");
 }
+
+#[test]
+fn a_lost_ledger_is_not_made_good_by_a_scan_begun_before_libvirt_was_quiet_nor_while_a_start_is_in_flight() {
+    let mut node = Node::with(policy(), Memory::Lost(BOOT));
+    node.step(Event::StartsInFlight { asked: node.now, domains: vec![DB] });
+    node.scan(&[]);
+    assert_eq!(node.guard.permit(), BootTime::ZERO, "one is in flight");
+    let began = node.now + Duration::from_millis(10);
+    node.at(began.as_nanos() as f64 / 1e9 + 0.1);
+    node.step(Event::StartsInFlight { asked: node.now, domains: vec![] });
+    node.step(Event::Scanned(Scan { began, copies: vec![], dead_daemons: vec![] }));
+    assert_eq!(node.guard.permit(), BootTime::ZERO, "that scan may have missed it");
+    node.scan(&[]);
+    assert!(node.guard.permit() > node.now);
+}
+
+#[test]
+fn a_guard_that_lost_its_ledger_gives_no_receipt() {
+    let mut node = Node::with(policy(), Memory::Lost(BOOT));
+    node.question = None;
+    node.step(Event::Hinted(vec![WEB]));
+    node.answer(&[deny(WEB, 2)]);
+    node.scan(&[]);
+    node.question = None;
+    assert_eq!(node.ask().receipts, [], "a start may be in flight that nobody remembers");
+}

@@ -201,5 +201,19 @@ fn no_reset_is_decided_on_where_none_would_come() {
         let (mut node, _) = struck(policy);
         node.run_dry(1060.0);
         assert!(!node.guard.fences());
+        let given_up = |action: &Action| matches!(action, Action::Tell(notice) if notice.text.contains("given up"));
+        assert!(!node.actions.iter().any(given_up), "nor is it said");
     }
+}
+
+#[test]
+fn what_is_held_on_lapse_ends_no_permit() {
+    let mut node = Node::with(Policy { lapse: Lapse::Hold, ..policy() }, Memory::First(BOOT));
+    let copy = node.copy(WEB, 41);
+    node.scan(std::slice::from_ref(&copy));
+    node.question = None;
+    node.answer(&[allow(WEB, 1)]);
+    node.at(1060.0);
+    node.scan(&[copy]);
+    assert!(node.guard.permit() > node.now, "its lease is long over, and it is to run on");
 }

@@ -68,3 +68,27 @@ fn a_conflict_is_told_when_it_begins_and_ends_and_shown_meanwhile() {
     }
     assert_eq!(told, [1, 0, 1, 0]);
 }
+
+#[test]
+fn a_receipt_that_was_withheld_is_not_acknowledged_by_its_questions_answer() {
+    let mut node = Node::leased(1010.0);
+    node.answer(&[deny(WEB, 2)]);
+    node.scan(&[]);
+    let question = node.ask();
+    assert_eq!(question.receipts.len(), 1);
+    node.step(Event::ReceiptsWithheld(question.number));
+    let answer = node.answer_to(&question, &[]);
+    node.step(Event::Answered(Box::new(answer)));
+    node.question = None;
+    assert_eq!(node.ask().receipts.len(), 1, "it never left");
+}
+
+#[test]
+fn a_scan_that_comes_after_a_later_one_brings_nothing_back() {
+    let mut node = Node::running(1010.0);
+    let process = node.guard.ledger().domains[&WEB].copies[0].process;
+    let (seen, began) = (SeenCopy { process, ..node.copy(WEB, 41) }, node.now - Duration::from_millis(500));
+    node.step(Event::Gone { domain: WEB, process });
+    node.step(Event::Scanned(Scan { began, copies: vec![seen], dead_daemons: vec![] }));
+    assert_eq!(node.guard.ledger().domains[&WEB].copies, []);
+}

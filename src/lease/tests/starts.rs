@@ -322,3 +322,76 @@ fn a_domain_found_running_with_nobody_answering_gets_its_chance_and_dies() {
     let found = node.now;
     assert_eq!(node.run_dry(1030.0), [(found + Duration::from_secs(6), 41)]);
 }
+
+#[test]
+fn a_scan_begun_before_release_closes_no_start() {
+    let mut node = Node::leased(1010.0);
+    node.hook(WEB, HookOp::Prepare);
+    node.hook(WEB, HookOp::Start);
+    let began = node.now;
+    node.at(1011.0);
+    node.hook(WEB, HookOp::Release);
+    node.step(Event::Scanned(Scan { began, copies: vec![], dead_daemons: vec![] }));
+    assert!(node.guard.ledger().domains[&WEB].admission.is_some(), "it may have looked before the process was there");
+    node.scan(&[]);
+    assert_eq!(node.guard.ledger().domains[&WEB].admission, None);
+}
+
+#[test]
+fn libvirts_word_of_before_a_start_says_nothing_about_it() {
+    let mut node = Node::leased(1010.0);
+    let asked = node.now;
+    node.at(1010.5);
+    node.hook(WEB, HookOp::Prepare);
+    node.hook(WEB, HookOp::Start);
+    node.step(Event::StartsInFlight { asked, domains: vec![] });
+    node.scan(&[]);
+    assert!(node.guard.ledger().domains[&WEB].admission.is_some());
+}
+
+#[test]
+fn a_process_belongs_to_no_start_that_has_not_passed_start() {
+    let mut node = Node::leased(1010.0);
+    node.hook(WEB, HookOp::Prepare);
+    let found = node.copy(WEB, 41);
+    node.scan(&[found]);
+    assert_eq!(node.guard.ledger().domains[&WEB].copies[0].epoch, None, "found running");
+}
+
+#[test]
+fn a_hook_that_has_given_up_is_refused_though_its_lease_has_come() {
+    let mut node = Node::new();
+    node.question = None;
+    node.hook(WEB, HookOp::Prepare);
+    let question = node.ask();
+    node.now = node.now + Duration::from_millis(2700);
+    let answer = node.answer_to(&question, &[allow(WEB, 1)]);
+    let sentence = refusal(node.verdict_after(Event::Answered(Box::new(answer))));
+    assert!(sentence.contains("no verdict in time"), "{sentence}");
+    assert_eq!(node.guard.ledger().domains[&WEB].admission, None, "nothing would end it");
+}
+
+#[test]
+fn from_lapse_on_nothing_is_started_and_nothing_that_was_prepared() {
+    let mut node = Node::leased(1010.0);
+    node.at(1022.5);
+    assert_eq!(node.hook(WEB, HookOp::Prepare), Some(Verdict::Allow));
+    node.at(1023.1);
+    assert_eq!(node.hook(WEB, HookOp::Start), None, "lapse was at 1022.99");
+    let mut node = Node::leased(1010.0);
+    node.at(1023.1);
+    assert_eq!(node.hook(WEB, HookOp::Prepare), None);
+}
+
+#[test]
+fn no_second_start_while_one_may_be_executing() {
+    let mut node = Node::leased(1010.0);
+    node.hook(WEB, HookOp::Prepare);
+    node.hook(WEB, HookOp::Start);
+    assert_eq!(node.hook(WEB, HookOp::Prepare), None, "the first one's process may come yet");
+    let sentence = refusal({
+        node.now = node.now + Duration::from_millis(2700);
+        node.verdict_after(Event::Tick)
+    });
+    assert!(sentence.contains("is not proven over"), "{sentence}");
+}
