@@ -1,7 +1,7 @@
 #!/bin/bash
 # Everything that is checked, in one run: tools, format, lints, licences, unit and property tests, the model, the release
 # binary, emulated machines whose watchdogs really reset them, and the end-to-end tests on real libvirt. As root on Debian
-# 12; about twenty minutes on two cores from a clean clone.
+# 12; about twenty-five minutes on two cores from a clean clone.
 #
 # A check that cannot be made says `skipped: why`; with CI=true in the environment that fails the run.
 # The last line is `N passed, N failed, N skipped`, the sum of all tests; a stage that fails counts as one more failure.

@@ -9,7 +9,7 @@ mod checker;
 mod world;
 
 use cases::{CASES, MUST_FAIL};
-use checker::{Found, search, shortest};
+use checker::{Found, Model, search, shortest};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::Mutex;
@@ -26,7 +26,7 @@ fn cap() -> u64 {
         Ok("quick") => 50_000,
         Ok("large") => 20_000_000,
         Ok(number) if number.parse::<u64>().is_ok() => number.parse().unwrap_or_default(),
-        _ => 300_000,
+        _ => 240_000,
     }
 }
 
@@ -83,7 +83,7 @@ fn told(case: &'static Case, steps: &[Step]) -> String {
     let mut text = String::new();
     let began = world.now;
     for &step in steps {
-        let held = checker::Model::take(&mut world, step);
+        let held = world.take(step);
         let after = world.now.since(began).as_secs_f64();
         let _ = writeln!(text, "  T+{after:<6} {step:?}{}", held.err().map_or(String::new(), |why| format!(": {why}")));
     }
@@ -107,6 +107,52 @@ fn no_reachable_state_has_two_copies_or_a_broken_bound_or_a_needless_kill() {
     }
     say(&format!("{states} distinct states in {} cases", searched.len()));
     assert!(broken.is_empty(), "{broken}");
+}
+
+/// A world with one more broken property: that something never happens.
+#[derive(Clone)]
+struct Reaching(World, fn(&World) -> bool);
+
+impl std::hash::Hash for Reaching {
+    fn hash<H: std::hash::Hasher>(&self, hasher: &mut H) {
+        self.0.hash(hasher);
+    }
+}
+
+impl Model for Reaching {
+    type Step = Step;
+    fn steps(&self) -> Vec<Step> {
+        self.0.steps()
+    }
+    fn take(&mut self, step: Step) -> Result<(), String> {
+        self.0.take(step)?;
+        if (self.1)(&self.0) { Err("reached".into()) } else { Ok(()) }
+    }
+    fn examine(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// Nor does a world in which nothing of what it is about ever happens.
+#[test]
+fn what_a_case_is_about_does_happen_in_it() {
+    let reached: [(&str, fn(&World) -> bool); 6] = [
+        ("it arrives by migration", World::has_arrived),
+        ("it arrives by migration, and the guard dies", World::has_arrived),
+        ("migrated away", World::has_left),
+        ("two machines with one name", World::is_doubted),
+        ("cut off, and the guard is restarted with a larger ttl and W", World::is_restrained),
+        ("the ledger is lost", World::has_recovered),
+    ];
+    for (name, reached) in reached {
+        let case = CASES.iter().find(|case| case.name == name).expect(name);
+        let within = |horizon| {
+            let mut world = World::new(case);
+            world.horizon = horizon;
+            search(&Reaching(world, reached), cap()).violation
+        };
+        assert!((1..=case.horizon).any(|horizon| within(horizon).is_some()), "{name}: it never does");
+    }
 }
 
 /// A world that can only be found sound proves nothing.

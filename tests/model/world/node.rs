@@ -243,4 +243,34 @@ impl World {
         self.abandoned = false;
         self.feed_stopped = false;
     }
+
+    // --- what a case is about -----------------------------------------------------------------------------------
+
+    /// What came paused runs here, under the node's own lease.
+    pub fn has_arrived(&self) -> bool {
+        self.case.0.arrives && self.running() > 0 && self.owner().is_some_and(|owner| *owner == node("a"))
+    }
+
+    /// `b` has what was migrated.
+    pub fn has_left(&self) -> bool {
+        self.left.migrations < self.case.0.budget.migrations
+            && self.left.moves == self.case.0.budget.moves
+            && self.owner().is_some_and(|owner| *owner == node("b"))
+    }
+
+    /// The guard has been told that another machine has its name.
+    pub fn is_doubted(&self) -> bool {
+        self.answers.iter().any(|answer| answer.conflict.is_some())
+    }
+
+    /// The device is armed anew, with less than is configured.
+    pub fn is_restrained(&self) -> bool {
+        matches!(self.device, Device::Fed(_, timeout) if timeout < self.timing.watchdog) && self.incarnation > 1
+    }
+
+    /// A guard without memory is allowed what it found.
+    pub fn has_recovered(&self) -> bool {
+        let leased = |guard: &Guard| guard.ledger().domains.values().any(|entry| entry.lease.is_some());
+        self.left.ledger_lost < self.case.0.budget.ledger_lost && self.guard.as_ref().is_some_and(leased)
+    }
 }
