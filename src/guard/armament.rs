@@ -90,7 +90,6 @@ impl Armament {
             needs: armament.needs.clone(),
             timing: config.timing,
             strict: config.watchdog.strict,
-            restraint: armament.restraint,
             keeping: manager.map(|manager| Keeping::new(manager, duplicates, &armament.device, handed_over, record)),
             core: core.clone(),
             record: record.clone(),
@@ -180,7 +179,6 @@ struct Watcher {
     needs: TimeToReset,
     timing: Timing,
     strict: bool,
-    restraint: Option<Restraint>,
     keeping: Option<Keeping>,
     core: Sender<Input>,
     record: Record,
@@ -203,7 +201,7 @@ impl Watcher {
             // One that was taken over waits for its first permit, which the first scan brings: that is no alarm yet.
             let taken_over = told == UNTRIED && now.0 == FeedState::Starving && clock::now().since(began) < TAKING_OVER;
             if now != told && !taken_over {
-                let timeout = promised_timeout(now.2, self.restraint, &self.timing);
+                let timeout = promised_timeout(&self.report, &self.timing);
                 let bound = bound(now.0, &self.timing, self.needs.after(timeout), timeout, self.strict);
                 self.core.send(Input::Event(Event::Watchdog { bound })).expect("the core lives as long as the process");
                 let why = now.0.is_running_out().then(|| self.what_lives(now.0));
@@ -279,12 +277,14 @@ pub(crate) fn bound(
     timing.promises(assured, strict)
 }
 
-/// The timeout that the node promises by: one that is shorter for the time being will be longer under leases of the answers
+/// The timeout that the node promises by. A device that is yet to get a longer one will have it under leases of the answers
 /// to come, so that is what they have to acknowledge.
-pub(crate) fn promised_timeout(set: u32, restraint: Option<Restraint>, timing: &Timing) -> u32 {
-    match restraint {
-        Some(restraint) if set <= restraint.timeout => timing.watchdog.as_secs() as u32,
-        _ => set,
+pub(crate) fn promised_timeout(report: &FeedReport, timing: &Timing) -> u32 {
+    let wanted = timing.watchdog.as_secs() as u32;
+    // In this order: what was asked for is written last.
+    match report.asked() {
+        asked if asked == wanted => report.timeout(),
+        _ => report.timeout().max(wanted),
     }
 }
 

@@ -40,6 +40,7 @@ pub struct FeedReport {
     state: AtomicU8,
     keeper: AtomicU8,
     timeout: AtomicU32,
+    asked: AtomicU32,
     last_feed: AtomicU64,
     longest_gap: AtomicU64,
     missed: AtomicU64,
@@ -122,6 +123,11 @@ impl FeedReport {
         self.timeout.load(Ordering::Acquire)
     }
 
+    /// The timeout that the device was asked for last, in seconds, of which the other is what it took.
+    pub fn asked(&self) -> u32 {
+        self.asked.load(Ordering::Acquire)
+    }
+
     /// The last feed, on purpose or by a close; zero: none.
     pub fn last_feed(&self) -> BootTime {
         BootTime::from_nanos(self.last_feed.load(Ordering::Acquire))
@@ -172,8 +178,6 @@ pub struct Feeder<W, N, R> {
     /// Where a duplicate goes for the service manager to keep.
     keep: Option<SyncSender<OwnedFd>>,
     state: FeedState,
-    /// The timeout that the open device was asked for last.
-    asked: u32,
     due: BootTime,
     now: N,
     reset: R,
@@ -182,7 +186,7 @@ pub struct Feeder<W, N, R> {
 impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
     /// A feeder of a device that is closed.
     pub fn new(device: W, orders: Orders, now: N, reset: R) -> Feeder<W, N, R> {
-        Feeder { device, orders, keep: None, state: FeedState::Waiting, asked: 0, due: BootTime::ZERO, now, reset }
+        Feeder { device, orders, keep: None, state: FeedState::Waiting, due: BootTime::ZERO, now, reset }
     }
 
     /// Sends a duplicate of the device there whenever it was armed.
@@ -199,16 +203,16 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
         now: N,
         reset: R,
     ) -> Feeder<W, N, R> {
-        let mut feeder =
-            Feeder { state: FeedState::Starving, asked: seconds, ..Feeder::new(device, orders, now, reset) };
-        feeder.set_to(seconds, report);
+        let mut feeder = Feeder { state: FeedState::Starving, ..Feeder::new(device, orders, now, reset) };
+        feeder.set_to(seconds, seconds, report);
         feeder
     }
 
     /// Its timeout as read back is what the bound is made of. A device that took less than it was asked for wants to be fed
     /// more often.
-    fn set_to(&mut self, seconds: u32, report: &FeedReport) {
+    fn set_to(&mut self, asked: u32, seconds: u32, report: &FeedReport) {
         report.timeout.store(seconds, Ordering::Release);
+        report.asked.store(asked, Ordering::Release);
         self.orders.period = self.orders.period.min(Duration::from_secs(seconds.into()) / 4);
     }
 
@@ -240,12 +244,10 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
     fn protect(&mut self, timeout: u32, permit: &Permit, report: &FeedReport) {
         let fed = match self.state {
             FeedState::Armed | FeedState::Starving | FeedState::Failing => {
-                if timeout != self.asked && timeout > 0 {
-                    self.asked = timeout;
+                if timeout != report.asked() && timeout > 0 {
                     // A driver that does not take it keeps what it has, which is what the bound is made of.
-                    if let Ok(seconds) = self.device.set_timeout(timeout) {
-                        self.set_to(seconds, report);
-                    }
+                    let seconds = self.device.set_timeout(timeout).unwrap_or(report.timeout());
+                    self.set_to(timeout, seconds, report);
                 }
                 self.device.feed()
             }
@@ -254,8 +256,7 @@ impl<W: Watchdog, N: Fn() -> BootTime, R: FnMut()> Feeder<W, N, R> {
             FeedState::Waiting | FeedState::Abandoned | FeedState::Disarmed => {
                 match self.device.arm(timeout) {
                     Ok(seconds) => {
-                        self.asked = timeout;
-                        self.set_to(seconds, report);
+                        self.set_to(timeout, seconds, report);
                         if let (Some(keep), Some(duplicate)) = (&self.keep, self.device.duplicate()) {
                             // One at a time: it is armed again only after the last one was taken out. From here on it
                             // is on its way, and may be kept before anybody knows.

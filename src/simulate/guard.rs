@@ -18,7 +18,6 @@ use crate::lease::guard::{Guard, Memory};
 use crate::lease::id::{Incarnation, ProcessKey, QuestionNumber};
 use crate::lease::ledger::{Ledger, Recovered};
 use crate::lease::policy::{Lapse, Policy, Rule, Unkillable};
-use crate::lease::promise::Restraint;
 use crate::lease::time::BootTime;
 use crate::lease::timing::Timing;
 use crate::node::watchdog::SHORT_TIMEOUTS;
@@ -44,7 +43,6 @@ pub(super) struct GuardProcess {
     pub report: FeedReport,
     pub feed: Option<Feed>,
     pub timing: Timing,
-    pub restraint: Option<Restraint>,
     pub clients: Vec<Client>,
     pub exchanges: u32,
     pub failures: BTreeMap<QuestionNumber, usize>,
@@ -147,7 +145,6 @@ impl World<'_> {
             report,
             feed,
             timing,
-            restraint,
             clients: (0..self.setup.endpoints).map(|_| client()).collect(),
             exchanges: 0,
             failures: BTreeMap::new(),
@@ -375,7 +372,7 @@ impl World<'_> {
         let changed = now != process.told;
         process.told = now;
         let timing = process.timing;
-        let timeout = promised_timeout(now.2, process.restraint, &timing);
+        let timeout = promised_timeout(&process.report, &timing);
         let mut device = self.hosts[host.0].board.device.borrow_mut();
         device.kept = device.open && self.setup.hosts[host.0].fd_store;
         drop(device);

@@ -1,6 +1,8 @@
 //! A timeout that was configured anew is set under the permit, and no sooner than every lease held allows.
 
 use super::*;
+use crate::guard::armament::promised_timeout;
+use crate::lease::timing::{Profile, Timing};
 
 fn restrained(timeout: u32, until: f64) -> Bench {
     let mut bench = Bench::new(GOOD, Keeper::FdStore);
@@ -54,4 +56,25 @@ fn one_that_was_taken_over_gets_the_timeout_configured_now_under_a_permit_alone(
         assert_eq!(bench.report.timeout(), if settable { 10 } else { 20 });
         assert_eq!((bench.report.state(), bench.machine().fired), (FeedState::Armed, None));
     }
+}
+
+#[test]
+fn what_is_promised_is_the_longer_timeout_until_the_device_has_taken_or_refused_it() {
+    let timing = Timing::profile(Profile::Default);
+    let mut bench = restrained(4, 120.0);
+    bench.run(110.0);
+    assert_eq!((bench.report.timeout(), promised_timeout(&bench.report, &timing)), (4, 10));
+    bench.run(121.5);
+    assert_eq!(promised_timeout(&bench.report, &timing), 10);
+
+    // It is clamped: that is all it will ever have.
+    let mut bench = Bench::new(Driver { clamp: (1, 8), ..GOOD }, Keeper::FdStore);
+    bench.permit(1000.0).run(110.0);
+    assert_eq!(promised_timeout(&bench.report, &timing), 8);
+
+    // Taken over with an older and shorter one, and no permit to set it yet.
+    let (clock, orders) = (bench.model.clone(), orders(None));
+    let now: Box<dyn Fn() -> BootTime> = Box::new(move || clock.0.borrow().now);
+    bench.feeder = Feeder::adopting((bench.model.clone(), 4), orders, &bench.report, now, Box::new(|| {}));
+    assert_eq!((bench.report.timeout(), promised_timeout(&bench.report, &timing)), (4, 10));
 }
