@@ -45,6 +45,8 @@ pub struct Armament {
     report: Arc<FeedReport>,
     device: Found,
     needs: TimeToReset,
+    /// The configuration asks for it; otherwise an earlier guard armed it, and it is fed until it can be stopped.
+    asked_for: bool,
     timing: Timing,
     strict: bool,
     restraint: Option<Restraint>,
@@ -65,19 +67,34 @@ impl Armament {
         core: &Sender<Input>,
         (record, fences): (&Record, &Fences),
     ) -> Result<Option<Armament>, String> {
-        let Some(wanted) = config.watchdog.wanted().filter(|_| !config.policy().observe) else { return Ok(None) };
+        let wanted = config.watchdog.wanted().filter(|_| !config.policy().observe);
+        if wanted.is_none() && kept.is_none() {
+            return Ok(None);
+        }
         conclude_test(config, record);
         let found = watchdog_list::list().map_err(|error| format!("the watchdogs cannot be listed: {error}"))?;
-        let device = watchdog_list::choose(&found, &wanted, config.watchdog.allow_softdog)?;
+        let chosen = wanted.map(|wanted| watchdog_list::choose(&found, &wanted, config.watchdog.allow_softdog));
+        let armed = kept.as_ref().map(|kept| watchdog_list::opened(&found, kept));
+        let (device, asked_for) = match (armed, chosen) {
+            (None, Some(chosen)) => (chosen?, true),
+            (Some(armed), Some(Ok(chosen))) if chosen.path == armed.path => (chosen, true),
+            // Left alone it would reset this host, and what stops it is the proof that nothing is left to protect.
+            (Some(armed), _) => {
+                record.say(Severity::Warning, runs_already(&armed.title()));
+                (armed, false)
+            }
+            (None, None) => return Ok(None),
+        };
         let needs = TimeToReset::of(&device, &config.state_dir)?;
         let (timing, strict) = (config.timing, config.watchdog.strict);
-        let restraint =
-            counted.and_then(|counted| counted.restrain(clock::now(), &timing, strict, |seconds| needs.after(seconds)));
+        let restraint = counted
+            .filter(|_| asked_for)
+            .and_then(|counted| counted.restrain(clock::now(), &timing, strict, |seconds| needs.after(seconds)));
         if let Some(restraint) = restraint {
             record.say(Severity::Info, restrained(&device.title(), restraint, &timing));
         }
         let (disarm, report) = (Arc::default(), Arc::default());
-        let armament = Armament { disarm, report, needs, device, timing, strict, restraint };
+        let armament = Armament { disarm, report, needs, device, asked_for, timing, strict, restraint };
         let manager = manager.filter(Manager::stores);
         let handed_over = kept.is_some();
         if handed_over && manager.is_some() {
@@ -88,6 +105,7 @@ impl Armament {
             report: armament.report.clone(),
             title: armament.device.title(),
             needs: armament.needs.clone(),
+            asked_for,
             timing: config.timing,
             strict: config.watchdog.strict,
             keeping: manager.map(|manager| Keeping::new(manager, duplicates, &armament.device, handed_over, record)),
@@ -103,7 +121,7 @@ impl Armament {
     /// runs on meanwhile.
     pub fn goes_on_promising(&self, ledger: &Ledger) -> Option<Duration> {
         let needs = self.needs.after(self.timing.watchdog.as_secs() as u32);
-        ledger.promise?.still_holds(&self.timing, self.strict, needs)
+        ledger.promise.filter(|_| self.asked_for)?.still_holds(&self.timing, self.strict, needs)
     }
 
     /// For the status.
@@ -138,7 +156,8 @@ impl Armament {
         let timing = config.timing;
         let timeout = u32::try_from(timing.watchdog.as_secs()).unwrap_or(u32::MAX);
         let orders = Orders {
-            timeout,
+            // Not armed again once it was stopped, if nobody asks for it.
+            timeout: if self.asked_for { timeout } else { 0 },
             restraint: self.restraint,
             period: timing.feed(),
             shortened: SHORT_TIMEOUTS.map(|seconds| (seconds, self.needs.after(seconds))),
@@ -177,6 +196,7 @@ struct Watcher {
     report: Arc<FeedReport>,
     title: String,
     needs: TimeToReset,
+    asked_for: bool,
     timing: Timing,
     strict: bool,
     keeping: Option<Keeping>,
@@ -203,6 +223,7 @@ impl Watcher {
             if now != told && !taken_over {
                 let timeout = promised_timeout(&self.report, &self.timing);
                 let bound = bound(now.0, &self.timing, self.needs.after(timeout), timeout, self.strict);
+                let bound = bound.filter(|_| self.asked_for);
                 self.core.send(Input::Event(Event::Watchdog { bound })).expect("the core lives as long as the process");
                 let why = now.0.is_running_out().then(|| self.what_lives(now.0));
                 let words = (now.1.as_deref(), why.as_deref());
@@ -288,6 +309,12 @@ pub(crate) fn promised_timeout(report: &FeedReport, timing: &Timing) -> u32 {
     }
 }
 
+fn runs_already(title: &str) -> String {
+    format!(
+        "the watchdog {title} was armed by an earlier guard of this boot, and [watchdog] does not ask for it any more. It is fed under the permit until this node is drained and empty (`leasehold drain --wait`), which stops it; meanwhile this node promises receipts and no bound"
+    )
+}
+
 fn restrained(title: &str, restraint: Restraint, timing: &Timing) -> String {
     let left = restraint.until.left(clock::now()).as_secs_f64();
     let meanwhile = match restraint.timeout {
@@ -316,11 +343,12 @@ fn tale(
             ),
         ),
         FeedState::Armed => {
-            let bound = bound.unwrap_or_default().as_secs_f64();
+            let worth = bound
+                .map_or("receipts and no bound".to_owned(), |bound| format!("a bound of {} s", bound.as_secs_f64()));
             (
                 Severity::Info,
                 format!(
-                    "the watchdog {title} is armed with {timeout} s and fed under the permit alone; this node promises a bound of {bound} s"
+                    "the watchdog {title} is armed with {timeout} s and fed under the permit alone; this node promises {worth}"
                 ),
             )
         }

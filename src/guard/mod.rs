@@ -73,6 +73,9 @@ pub(crate) const SCAN_INTERVAL: Duration = Duration::from_secs(2);
 /// The largest ledger read: 10 000 domains take about 8 MiB.
 const MAX_LEDGER: usize = 64 << 20;
 
+/// A guard without a watchdog follows one that had armed it, and nobody kept the device for this one.
+const UNFED: &str = "an earlier guard of this boot had armed a watchdog, and this one has none: nobody feeds it any more, and it resets this host within its timeout. Put [watchdog] back as it was and restart the guard; `leasehold drain --wait` stops a watchdog for good";
+
 /// Runs the guard; it returns only if it could not start.
 pub fn run(config: &Config) -> String {
     match start(config) {
@@ -195,6 +198,15 @@ fn start(config: &Config) -> Result<Never, String> {
     if let (Some(watchdog), Some(ledger)) = (&hands.watchdog, earlier) {
         policy.bound = watchdog.goes_on_promising(ledger).filter(|_| policy.unkillable == Unkillable::Reset);
     }
+    let memory = match memory {
+        Memory::Restored(mut ledger) if hands.watchdog.is_none() => {
+            if ledger.promise.take().is_some() {
+                record.say(Severity::Emergency, UNFED.to_owned());
+            }
+            Memory::Restored(ledger)
+        }
+        memory => memory,
+    };
     let mut guard = Guard::new(policy, incarnation, memory);
     if hands.watchdog.is_some() {
         guard = guard.awaiting_watchdog();

@@ -9,6 +9,7 @@ use crate::lease::fence_story::BootStatus;
 use serde::Serialize;
 use std::fs;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -186,6 +187,14 @@ pub fn has_open(pid: i32, path: &Path) -> bool {
     open.into_iter().any(|fd| fs::read_link(fd.path()).is_ok_and(is_it))
 }
 
+/// The device that is behind an open descriptor, by its device number.
+pub fn opened(found: &[Found], open: &OwnedFd) -> Found {
+    let number = |path: &Path| fs::metadata(path).map(|node| node.rdev()).ok();
+    let its = number(&PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd())));
+    let is_it = |device: &&Found| its.is_some() && number(&device.path) == its;
+    found.iter().find(is_it).cloned().unwrap_or_else(|| Found::unknown(PathBuf::from("/dev/watchdog")))
+}
+
 /// The device to use: the one asked for, otherwise the only hardware device. Never a guess.
 ///
 /// # Errors
@@ -302,6 +311,14 @@ mod tests {
         assert_eq!((found[0].options, found[0].bootstatus, found[0].timeleft), (Some(0x8180), Some(32), None));
         assert_eq!(found[0].state.as_deref(), Some("active"));
         assert_eq!(list_in(&dir.path().join("none"), dir.path()).unwrap(), []);
+    }
+
+    #[test]
+    fn the_device_behind_a_descriptor_is_told_by_its_number_and_not_by_what_is_configured() {
+        let open = |path: &str| OwnedFd::from(fs::File::open(path).unwrap());
+        let found = ["/dev/null", "/dev/zero"].map(|path| Found::unknown(path.into()));
+        assert_eq!(opened(&found, &open("/dev/zero")).path, Path::new("/dev/zero"));
+        assert_eq!(opened(&found, &open("/dev/full")).path, Path::new("/dev/watchdog"), "none that is listed");
     }
 
     #[test]

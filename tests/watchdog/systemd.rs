@@ -101,6 +101,35 @@ over
 }
 
 #[test]
+fn a_device_that_the_configuration_asks_for_no_more_is_fed_until_a_drain_stops_it() {
+    let script = r#"
+node
+until_ok kept
+sed -i 's/^device = "auto"/device = "none"/' /etc/leasehold.toml
+kill_guard
+restarted
+until_ok state_is armed
+pause $((3 * W))
+state_is armed && say fed
+kill -9 $GUEST
+leasehold lease revoke $U $CONTROL
+leasehold drain --wait && say drained
+until_ok state_is disarmed
+leasehold undrain
+pause $((3 * W))
+state_is disarmed && say not armed again
+over
+"#;
+    let Some(story) = machine(Systemd::Backports, &[], script).run() else { return };
+    story.assert_not_reset();
+    for words in ["fed", "drained", "not armed again"] {
+        story.when(words);
+    }
+    let said = "was armed by an earlier guard of this boot, and [watchdog] does not ask for it any more";
+    assert!(story.console().contains(said), "{}", story.console());
+}
+
+#[test]
 fn a_stop_over_a_running_domain_leaves_the_device_armed_and_says_when_it_resets() {
     let script = "node\nuntil_ok kept\nstop";
     let Some(story) = machine(Systemd::Backports, &[], script).run() else { return };
