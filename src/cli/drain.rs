@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Between two looks at what still runs.
 const PAUSE: Duration = Duration::from_millis(500);
+/// What a guard that is restarted gets to answer again.
+const RESTART: Duration = Duration::from_secs(30);
 /// The longest name typed in.
 const MAX_NAME: u64 = 256;
 
@@ -96,14 +98,19 @@ fn drained(drain: &Drain, terminal: &mut Terminal<'_>, typed: impl BufRead) -> R
     }
     let mut view = ask(run_dir, &Request::Drain(true))?;
     out!(terminal, "node {}: nothing starts here until `leasehold undrain`. {}", view.node, running(&view));
-    let start = Instant::now();
+    let (start, mut heard) = (Instant::now(), Instant::now());
     while drain.wait && !is_over(&view) {
         if start.elapsed() >= drain.time.span() {
             note!(terminal, "leasehold: not empty in the time given. {}", running(&view));
             return Ok(Exit::NotYet);
         }
         std::thread::sleep(PAUSE);
-        view = ask(run_dir, &Request::Status)?;
+        // The drain is the node's: a guard that is restarted meanwhile goes on with it.
+        match ask(run_dir, &Request::Status) {
+            Ok(now) => (view, heard) = (now, Instant::now()),
+            Err(why) if heard.elapsed() >= RESTART => return Err(why),
+            Err(_) => {}
+        }
     }
     if is_over(&view) {
         let stopped = if view.watchdog.is_some() { " and its watchdog is stopped" } else { "" };

@@ -23,6 +23,9 @@ fn a_drained_host_starts_nothing_and_is_empty_when_its_last_domain_has_ended() {
     assert!(!draining.has_ended() && node.host.qemu(&running).is_some(), "what runs is not driven out");
     // The drain is the node's, not its guard's.
     node.kill_guard();
+    // Whoever waits looks twice a second, and finds nobody.
+    std::thread::sleep(Duration::from_millis(1200));
+    assert!(!draining.has_ended(), "{}", draining.log());
     node.start_guard();
     assert!(node.start(&waiting).expect_failure().contains("node n1 is drained"));
     node.host.virsh(&["destroy", "running"]).expect_ok();

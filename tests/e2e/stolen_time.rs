@@ -63,7 +63,11 @@ fn leases_held_across_time_that_this_host_never_saw_end_at_the_first_answer_afte
     std::fs::write(&stolen, "7100").expect("the world's directory");
     node.host.wait_until_gone(&domain, SOON);
     let log = node.guard.as_ref().expect("it runs").log();
-    assert!(log.contains("this host lost 7.0 s against the authority's clock"), "{log}");
+    // What the questions and answers take on their way is in it, to the core's own slack.
+    let lost =
+        log.split("this host lost ").nth(1).and_then(|rest| rest.split(" s against the authority's clock").next());
+    let lost: f64 = lost.and_then(|lost| lost.parse().ok()).unwrap_or_else(|| panic!("{log}"));
+    assert!((lost - 7.0).abs() <= 0.25, "{log}");
     wait_until("libvirt had cleaned up", SOON, || node.host.state(&domain).starts_with("shut off"));
     // A start after it has a lease of its own, and time that was stolen once is not stolen again.
     node.start(&domain).expect_ok();

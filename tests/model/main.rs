@@ -109,9 +109,12 @@ fn no_reachable_state_has_two_copies_or_a_broken_bound_or_a_needless_kill() {
     assert!(broken.is_empty(), "{broken}");
 }
 
-/// A world with one more broken property: that something never happens.
+/// Something that may be seen in a world.
+type Seen = fn(&World) -> bool;
+
+/// A world with one more broken property: that something is never seen.
 #[derive(Clone)]
-struct Reaching(World, fn(&World) -> bool);
+struct Reaching(World, Seen);
 
 impl std::hash::Hash for Reaching {
     fn hash<H: std::hash::Hasher>(&self, hasher: &mut H) {
@@ -136,7 +139,7 @@ impl Model for Reaching {
 /// Nor does a world in which nothing of what it is about ever happens.
 #[test]
 fn what_a_case_is_about_does_happen_in_it() {
-    let reached: [(&str, fn(&World) -> bool); 6] = [
+    let reached: [(&str, Seen); 6] = [
         ("it arrives by migration", World::has_arrived),
         ("it arrives by migration, and the guard dies", World::has_arrived),
         ("migrated away", World::has_left),
